@@ -49,6 +49,7 @@ _PRECISIONS: dict[str, ProductPrecision] = {
     "fp4": "nvfp4", "nvfp4": "nvfp4",
 }  # fmt: skip
 _NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
+_NETWORK = ("nic_efficiency", "inter_latency_factor", "nccl_before_2_18")
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
 
 
@@ -246,7 +247,7 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     if stated and not named:
         node = replace(node, nics=node.gpus, nic_bytes_per_s=float(stated[1]) * 1e9 / 8)
     spread = max(1, int(nodes))
-    reached = {name: getattr(instrument, name) for name in ("nic_efficiency", "inter_latency_factor")}
+    reached = {name: getattr(instrument, name) for name in _NETWORK}
     reached = {name: value for name, value in reached.items() if value is not None}
     if reached:
         cal = replace(cal, network=replace(cal.network, **reached))
@@ -256,5 +257,8 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     stride = 1 if spread == 1 or ranks >= spread * node.gpus else max(1, int(node.gpus * spread // ranks))
     group = collectives.group(int(ranks), stride=stride)
     place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
-    call = getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")
-    return max(float(call(size, group, **place)), ranks * instrument.launch_of_a_gpu_s)
+    if instrument.algorithm:
+        time_s = float(collectives.all_reduce_options(size, group)[instrument.algorithm])
+    else:
+        time_s = float(getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")(size, group, **place))
+    return max(time_s + instrument.lone_s, instrument.launch_s + ranks * instrument.launch_of_a_gpu_s)

@@ -28,13 +28,16 @@ class Instrument:
         key_value_passes: passes over keys and values that are timed along with attention.
         query_passes: the same over queries.
         launch_s: least time of a kernel, as the benchmark launches them.
-        launch_of_a_gpu_s: the same of a collective, for each GPU.
+        launch_of_a_gpu_s: what each GPU of a collective adds to that.
+        lone_s: host time that is measured along, where nothing else is queued before a collective.
+        algorithm: of NCCL, where the benchmark prescribes one; empty: what NCCL picks.
         cast_bytes: per element of an input, casts that are timed along.
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
         attention: the attention kernel.
         node: the catalog's node; empty for the reference design of the GPU.
         nic_efficiency: share of the network's rate that collectives reach; None as calibrated.
         inter_latency_factor: of the network's latency; None as calibrated.
+        nccl_before_2_18: whether NCCL's tables are old ones; None as calibrated.
         refused: why the row cannot be judged; empty when it can.
         not_fitted: why no constant is fitted on it; empty when they are.
     """
@@ -44,12 +47,15 @@ class Instrument:
     query_passes: float = 0.0
     launch_s: float = 0.0
     launch_of_a_gpu_s: float = 0.0
+    lone_s: float = 0.0
+    algorithm: str = ""
     cast_bytes: float = 0.0
     cast_s: Mapping[str, float] = field(default_factory=dict)
     attention: AttentionKernel = "flash"
     node: str = ""
     nic_efficiency: float | None = None
     inter_latency_factor: float | None = None
+    nccl_before_2_18: bool | None = None
     refused: str = ""
     not_fitted: str = ""
 

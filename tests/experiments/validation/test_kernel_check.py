@@ -40,6 +40,14 @@ ROWS = (
      "notes": "Azure ND A100 v4; 200Gb/s IB per GPU"},
     {"id": "serial", "kind": "allreduce", "gpu": "A100-40G-SXM", "size_bytes": 8, "n_ranks": 8, "ranks_per_node": 8,
      "n_nodes": 1, "time_us": 31.4, "source": "NetX-lab/Echo:nccl-test-log/nccl_8.log"},
+    {"id": "lone", "kind": "allreduce", "gpu": "B200-SXM-180G", "size_bytes": 2**16, "n_ranks": 8, "ranks_per_node": 8,
+     "n_nodes": 1, "time_us": 52.9, "source": "stas00/ml-engineering", "notes": "P6-B200; 1 node"},
+    {"id": "prescribed", "kind": "allreduce", "gpu": "H100-SXM-80G", "size_bytes": 1024, "n_ranks": 8,
+     "ranks_per_node": 8, "n_nodes": 1, "time_us": 25.6, "source": "Azure/AI-benchmarking-guide:ND_H100_v5"},
+    {"id": "from-python", "kind": "alltoall", "gpu": "H100-SXM-80G", "size_bytes": 4096, "n_ranks": 8,
+     "ranks_per_node": 8, "n_nodes": 1, "time_us": 15.5, "source": "microsoft/apex_plus"},
+    {"id": "in-c", "kind": "alltoall", "gpu": "H100-SXM-80G", "size_bytes": 4096, "n_ranks": 8,
+     "ranks_per_node": 8, "n_nodes": 1, "time_us": 8.1, "source": "ai-dynamo/aiconfigurator"},
     {"id": "hbm", "kind": "hbm_stream", "gpu": "H100-SXM-80G", "value": 2970, "unit": "GB/s"},
     {"id": "no-gpu", "kind": "gemm", "gpu": "TPUv4", "m": 1, "n": 1, "k": 1, "time_us": 1},
     {"id": "integers", "kind": "gemm", "gpu": "H100-SXM-80G", "dtype": "int8", "m": 8, "n": 8, "k": 8, "time_us": 1},
@@ -68,7 +76,8 @@ def table(tmp_path: Path) -> Path:
 
 def test_published_kernels_are_predicted(table: Path) -> None:
     rows = {row.id: row for row in check(table)}
-    for name in ("gemm", "attention", "all-reduce", "p4de", "old-cloud", "serial", "hbm"):
+    for name in ("gemm", "attention", "all-reduce", "p4de", "old-cloud", "serial", "lone", "prescribed", "from-python",
+                 "in-c", "hbm"):  # fmt: skip
         assert rows[name].reason == ""
         assert rows[name].error == pytest.approx(0.0, abs=0.1), name
     gpu = catalog.gpu("h100")
@@ -145,7 +154,8 @@ def test_a_calibration_counts_for_its_own_generation(tmp_path: Path) -> None:
 def test_groups(table: Path) -> None:
     groups = group_errors(check(table), "kind", "gpu")
     assert [(group["kind"], group["count"]) for group in groups] == [
-        ("allreduce", 2), ("allreduce", 1), ("allreduce", 1), ("flash_fwd", 1), ("gemm", 1), ("hbm_stream", 1)
+        ("allreduce", 2), ("allreduce", 1), ("allreduce", 1), ("allreduce", 2), ("alltoall", 2), ("flash_fwd", 1),
+        ("gemm", 1), ("hbm_stream", 1),
     ]  # fmt: skip
     assert all(group["median_abs_error"] <= group["p90_abs_error"] for group in groups)
 
