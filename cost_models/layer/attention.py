@@ -64,7 +64,7 @@ class AttentionCost:
     Other kinds of context parallelism: d steps are 1/d of one rank's attention, the exchange stands for the ring. A
     gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
     values in fp32, as many bytes), and hides its gather behind the first step. Disaggregated attention takes what the
-    busiest rank does of either half of a micro-batch, and hides what the halves exchange (ContextExchange.halves).
+    busiest rank does of both halves of a micro-batch, copies what the halves exchange, and hides it (ContextExchange).
     Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
     ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
@@ -245,7 +245,8 @@ class AttentionCost:
             halves = self._exchange.halves(
                 dealt, sizes * step, none if linear_s is None else linear_s, sizes, tier
             )
-            return RingTimes(attention=sizes * step, merge=none, wait=halves.exposed_s)
+            copies_s = self._exchange.copies_s(dealt, self._gpu, self._cal, backward=backward)
+            return RingTimes(attention=sizes * step, merge=copies_s, wait=halves.exposed_s)
         return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
 
     def by_pack(

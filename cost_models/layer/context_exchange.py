@@ -8,7 +8,9 @@ from typing import NamedTuple, assert_never
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.disaggregation import Disaggregated
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
@@ -94,6 +96,21 @@ class ContextExchange:
             out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
         return out
 
+    @priced("ring_merge")
+    def copies_s(self, dealt: Disaggregated, gpu: Gpu, cal: Calibration, *, backward: bool) -> Floats:
+        """Copies of one layer's forward or backward to and from the buffers that the halves send, [n].
+
+            forward   queries, keys, values and outputs, into a buffer and out of another
+            backward  their gradients; those of a token's keys and values for each of its document's pieces, filled with
+                      zeros before and added up after
+
+        Nothing hides them: they are on the stream of the computation. Every element is read and written.
+        Ignored: copies from buffer to buffer within a rank, which go beside the transfers; that short ones are slower.
+        Source: hao-ai-lab/distca, d2/runtime/fast_dispatch_fn.py, csrc/core/memcpy.cu.
+        """
+        elements = dealt.copied + (dealt.added if backward else 0.0)
+        return memory_bound_s(2.0 * BF16_BYTES * elements, gpu, cal)
+
     def spread_s(self, tokens_per_rank: Floats, inner: Floats) -> Floats:
         """All-to-alls of heads and tokens of *inner* ranks of a node, as ulysses has them."""
         tokens, sizes = np.broadcast_arrays(tokens_per_rank, inner)
@@ -121,11 +138,10 @@ class ContextExchange:
 
         The backward sends as many gradients the other way, behind the same work. A transfer takes as long as on the
         rank that moves most, to and from all other ranks alike.
-        Args: *attention_s* of the busiest ranks in both halves; *linear_s* of the whole micro-batch, collectives of
+        Args: *attention_s* of the busiest rank, both halves; *linear_s* of the whole micro-batch, collectives of
         tensor parallelism included.
         Counted: keys and values go to every rank that attends with them, once for each of its pieces.
-        Ignored: that the first layer has none before it and the last none behind it; copies to and from the buffers
-        that are sent; adding up gradients of keys and values.
+        Ignored: that the first layer has none before it and the last none behind it; copies, see copies_s.
         Source: hao-ai-lab/distca, d2/runtime/megatron_patch/transformer_layer.py (forward_layers).
         """
         sent_bytes = BF16_BYTES * np.array([dealt.arriving, dealt.leaving])  # [before or after, half, n]

@@ -27,14 +27,16 @@ class Dealt(NamedTuple):
     """Attention of half a micro-batch on the ranks of its group.
 
     Attributes:
-        busiest_pairs: pairs of queries and keys of the rank that has most.
-        mean_pairs: of all ranks.
+        pairs: [ranks] of queries and keys.
+        copied: [ranks] elements that a rank copies into the buffers that are sent, and out of those that are received.
+        added: elements of the copies of its keys' and values' gradients that a rank adds up.
         arriving: elements that the rank sends or receives which moves most of them before attention.
         leaving: the same of outputs, after it.
     """
 
-    busiest_pairs: float
-    mean_pairs: float
+    pairs: Floats
+    copied: Floats
+    added: float
     arriving: float
     leaving: float
 
@@ -43,11 +45,13 @@ class Disaggregated(NamedTuple):
     """Micro-batches, [n] each.
 
     Attributes:
-        imbalance: attention of the busiest ranks over the mean.
-        first_share: of that attention in the first half.
+        imbalance: attention of the rank that has most in both halves over the mean.
+        first_share: of its attention in the first half.
         second_tokens: share of the tokens that the second half has.
         arriving: [2, n] elements that the busiest rank moves before the attention of either half.
         leaving: [2, n] after it.
+        copied: elements that the rank copies which copies most, of both halves, in a forward as in a backward.
+        added: elements of the gradients that a rank adds up in a backward.
     """
 
     imbalance: Floats
@@ -55,16 +59,22 @@ class Disaggregated(NamedTuple):
     second_tokens: Floats
     arriving: Floats
     leaving: Floats
+    copied: Floats
+    added: Floats
 
 
 def disaggregated(tokens: Ints, offsets: Ints, group_size: Floats, widths: Widths) -> Disaggregated:
     """Deal the attention of the halves of every micro-batch.
 
-    The first half ends with the document after which it is nearest to half of the tokens; it may be all of them.
-    Source: DistCA, section 4 (ping-pong); hao-ai-lab/distca, tests/test_e2e_combined.py (either half is planned alone).
+    The first half ends with the document after which it is nearest to half of the tokens; it may be all of them. From
+    the attention of one half to that of the other a rank waits for nobody: queries and keys of the second were sent
+    before. So the busiest rank is that of both halves together.
+    Source: DistCA, section 4 (ping-pong); hao-ai-lab/distca, tests/test_e2e_combined.py (either half is planned alone),
+    d2/runtime/megatron/ping_pong/transformer_layer.py (ticks), csrc/core/fastalltoall.cu (who waits for whom).
     """
     count = len(group_size)
     imbalance, first_share, second_tokens = np.ones(count), np.ones(count), np.zeros(count)
+    copied, added = np.zeros(count), np.zeros(count)
     arriving, leaving = np.zeros((2, count)), np.zeros((2, count))
     for number in np.flatnonzero(group_size > 1.0).tolist():
         own = tokens[offsets[number] : offsets[number + 1]].astype(np.int64)
@@ -73,28 +83,55 @@ def disaggregated(tokens: Ints, offsets: Ints, group_size: Floats, widths: Width
         until = np.cumsum(own)
         cut = int(np.abs(2 * until - until[-1]).argmin()) + 1
         halves = [_dealt(half.tobytes(), int(group_size[number]), widths) for half in (own[:cut], own[cut:])]
-        busiest = sum(half.busiest_pairs for half in halves)
-        imbalance[number] = busiest / sum(half.mean_pairs for half in halves)
-        first_share[number] = halves[0].busiest_pairs / busiest
+        pairs = halves[0].pairs + halves[1].pairs
+        busiest = int(pairs.argmax())
+        imbalance[number] = pairs[busiest] / pairs.mean()
+        first_share[number] = halves[0].pairs[busiest] / pairs[busiest]
         second_tokens[number] = 1.0 - until[cut - 1] / until[-1]
+        copied[number] = (halves[0].copied + halves[1].copied).max()
+        added[number] = halves[0].added + halves[1].added
         arriving[:, number] = [half.arriving for half in halves]
         leaving[:, number] = [half.leaving for half in halves]
-    return Disaggregated(imbalance, first_share, second_tokens, arriving, leaving)
+    return Disaggregated(imbalance, first_share, second_tokens, arriving, leaving, copied, added)
 
 
 @lru_cache(maxsize=KEPT)
 def _dealt(lengths: bytes, ranks: int, widths: Widths) -> Dealt:
     documents = np.frombuffer(lengths, dtype=np.int64)
     if not len(documents):
-        return Dealt(0.0, 0.0, 0.0, 0.0)
+        return Dealt(np.zeros(ranks), np.zeros(ranks), 0.0, 0.0, 0.0)
     pieces = _Pieces(documents, ranks)
+    room = pieces.room
     pieces.balance(widths)
-    pairs = np.bincount(pieces.rank, weights=pieces.pairs, minlength=ranks)
-    queries, keys = pieces.moved()
-    before = queries * widths.queries + keys * widths.keys_values
+    pairs = np.bincount(pieces.rank, weights=pieces.pairs, minlength=ranks).astype(np.float64)
+    moved = pieces.moved()
+    before = moved.queries * widths.queries + moved.keys * widths.keys_values
+    rows = moved.at_home + moved.attended
     return Dealt(
-        float(pairs.max()), float(pairs.mean()), float(before.max()), float(queries.max() * widths.outputs)
+        pairs=pairs,
+        copied=rows * (widths.queries + widths.outputs) + moved.keys_copied * widths.keys_values,
+        added=float(pieces.most_copies * room * widths.keys_values),
+        arriving=float(before.max()),
+        leaving=float(moved.queries.max() * widths.outputs),
     )
+
+
+class _Moved(NamedTuple):
+    """Tokens of every rank.
+
+    Attributes:
+        queries: it sends or receives, whichever are more.
+        keys: the same of keys with their values.
+        at_home: queries that lie there.
+        attended: queries that attend there.
+        keys_copied: keys with their values that it copies to send them, its own pieces included, or once received.
+    """
+
+    queries: Floats
+    keys: Floats
+    at_home: Floats
+    attended: Floats
+    keys_copied: Floats
 
 
 class _Pieces:
@@ -110,7 +147,7 @@ class _Pieces:
         """
         self._ranks = ranks
         ends = np.cumsum(lengths)
-        room = -(-int(ends[-1]) // ranks)
+        self.room = room = -(-int(ends[-1]) // ranks)
         first = (ends - lengths) // room
         parts = (ends - 1) // room - first + 1
         self.document = np.repeat(np.arange(len(lengths)), parts)
@@ -179,8 +216,13 @@ class _Pieces:
         pairs[piece] -= amount
         return np.append(pairs, amount)
 
-    def moved(self) -> tuple[Floats, Floats]:
-        """Per rank: rows of queries, and of keys with their values, that it sends or receives, whichever are more.
+    @property
+    def most_copies(self) -> int:
+        """Of the keys of one token: as many as its document has pieces, those from head and tail apart, at most."""
+        return int(np.bincount(self.document, weights=np.where(self.whole, 1, 2)).max())
+
+    def moved(self) -> _Moved:
+        """What every rank sends, receives and copies.
 
         The rows of a piece from the head, and those from the tail, each get keys of their own from the beginning of the
         document on, wherever they are at home.
@@ -188,21 +230,32 @@ class _Pieces:
         """
         ranks = self._ranks
         away = self.rank != self.home
-        queries = 2.0 * self.rows * away
-        sent = np.bincount(self.home, weights=queries, minlength=ranks)
-        got = np.bincount(self.rank, weights=queries, minlength=ranks)
+        rows = 2.0 * self.rows
+
+        def of(rank: Ints, weights: Floats) -> Floats:
+            return np.bincount(rank, weights=weights, minlength=ranks).astype(np.float64)
+
         keys_sent, keys_got = np.zeros(ranks), np.zeros(ranks)
         travels = np.isin(self.document, np.unique(self.document[away | ~self.whole]))
+        copied = 2.0 * of(self.home, rows * ~travels)
         for document in np.unique(self.document[travels]).tolist():
-            of = self.document == document
-            rows, before = self.rows[of], self.before[of]
-            whole = self.whole[of]
-            begin = np.concatenate((before, np.where(whole, np.inf, self.lengths[document] - before - rows)))
+            mine = self.document == document
+            half, before = self.rows[mine], self.before[mine]
+            whole = self.whole[mine]
+            begin = np.concatenate((before, np.where(whole, np.inf, self.lengths[document] - before - half)))
             order = np.argsort(begin, kind="stable")
             order = order[np.isfinite(begin[order])]
-            held = np.concatenate((np.where(whole, 2.0 * rows, rows), rows))[order]
-            home, rank = np.tile(self.home[of], 2)[order], np.tile(self.rank[of], 2)[order]
-            needs = np.tri(len(order)) * (rank[:, None] != home[None, :])  # [queries, keys]
-            keys_got += np.bincount(rank, weights=needs @ held, minlength=ranks)
-            keys_sent += np.bincount(home, weights=needs.sum(axis=0) * held, minlength=ranks)
-        return np.maximum(sent, got), np.maximum(keys_sent, keys_got)
+            held = np.concatenate((np.where(whole, 2.0 * half, half), half))[order]
+            home, rank = np.tile(self.home[mine], 2)[order], np.tile(self.rank[mine], 2)[order]
+            seen = np.tri(len(order))  # [queries, keys]
+            needs = seen * (rank[:, None] != home[None, :])
+            keys_got += of(rank, needs @ held)
+            keys_sent += of(home, needs.sum(axis=0) * held)
+            copied += of(rank, seen @ held) + of(home, seen.sum(axis=0) * held)
+        return _Moved(
+            queries=np.maximum(of(self.home, rows * away), of(self.rank, rows * away)),
+            keys=np.maximum(keys_sent, keys_got),
+            at_home=of(self.home, rows),
+            attended=of(self.rank, rows),
+            keys_copied=copied,
+        )

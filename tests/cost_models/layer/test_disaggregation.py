@@ -48,6 +48,21 @@ def test_a_rank_may_lack_a_tenth() -> None:
     assert dealt.arriving[0, 0] == 0.0
 
 
+def test_the_busiest_rank_is_that_of_both_halves() -> None:
+    # 210 and 191 pairs in the first half, 191 and 210 in the second: nobody waits between them
+    assert deal([20, 19, 1, 19, 1, 20], 2).imbalance[0] == pytest.approx(1.0)
+
+
+def test_what_goes_through_buffers_is_copied() -> None:
+    # First half: two pieces of two rows on each rank, four and four of queries and outputs at home and attended. Keys
+    # that the pieces see are 2 + 4 + 6 + 8 in order, of the first and last on one rank, and sent are 8 + 6 + 4 + 2.
+    # Second half: a document of 4 that stays is copied all the same.
+    dealt = deal([8, 4, 4], 2)
+    assert dealt.copied[0] == pytest.approx((8 * 7.0 + 20 * 2.0) + (8 * 7.0 + 8 * 2.0))
+    # a gradient of the keys of four tokens for each of four pieces, and for one
+    assert dealt.added[0] == pytest.approx(4 * 4 * 2.0 + 4 * 2.0)
+
+
 def test_less_than_a_row_does_not_move() -> None:
     dealt = deal([6, 1, 1, 8], 2)  # 2 x 7 and 1 x 7 + 2 pairs; 2.5 are no row of 7
     assert dealt.imbalance[0] == pytest.approx((14 + 18) / (23 / 2 + 18))
@@ -66,6 +81,10 @@ def test_ranks_are_balanced_as_far_as_rows_allow(documents: list[int], ranks: in
     assert 0.0 <= dealt.second_tokens[0] < 1.0
     assert (dealt.arriving >= 0.0).all()
     assert (dealt.leaving >= 0.0).all()
+    # what a rank sends or receives it copies, and it copies all that lies there out and in
+    assert (np.maximum(dealt.arriving, dealt.leaving) <= dealt.copied * (1.0 + 1e-9)).all()
+    everything = 2.0 * sum(documents) * (WIDTHS.queries + WIDTHS.outputs + WIDTHS.keys_values)
+    assert dealt.copied[0] >= everything / ranks * (1.0 - 1e-9)
 
 
 @given(st.integers(1, 100_000), st.integers(2, 64))
