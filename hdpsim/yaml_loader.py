@@ -8,7 +8,9 @@ PyYAML reads YAML 1.1, where `1e9` is a string, `on` and `no` are booleans, `12:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +115,13 @@ def load_document(source: Path | str, name: str = "<text>") -> YamlDocument:
         YamlError: not readable, not UTF-8, not YAML, or ambiguous; with file and line.
     """
     text = source if isinstance(source, str) else _read(source)
-    name = name if isinstance(source, str) else str(source)
+    document = _parsed(text, name if isinstance(source, str) else str(source))
+    return replace(document, data=deepcopy(document.data))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str, name: str) -> YamlDocument:
+    """A text that was read before is not parsed anew: studies load one scenario again and again."""
     try:
         text.encode("utf-8")
         node = yaml.compose(text, Loader=_CoreLoader)

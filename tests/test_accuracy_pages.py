@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from hdpsim.experiments.records.prediction import predict_step
+from hdpsim.experiments.records.setup import PreparedRun
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -54,7 +57,19 @@ CEILINGS = {
 
 
 @pytest.mark.slow
-def test_pages_show_what_is_computed_and_it_is_no_worse_than_stated(tool: ModuleType) -> None:
+def test_pages_show_what_is_computed_and_it_is_no_worse_than_stated(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[object, tuple[float, tuple[tuple[str, float], ...]]] = {}
+
+    def once(run: PreparedRun) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """Many runs are the same in all views."""
+        key = (run.setup, run.sequences, run.round_tokens)
+        if key not in known:
+            known[key] = predict_step(run)
+        return known[key]
+
+    monkeypatch.setattr("hdpsim.experiments.records.prediction.predict_step", once)
     documents = tool.views()  # once: they take the better part of a minute
     found, whole = tool.blocks(documents, False)
     for name in tool.PAGES:

@@ -23,6 +23,7 @@ SCENARIO = {
     "data": {"distribution": "bytescale-github", "batch": "256K tokens", "context": "64K tokens"},
     "execution": {"batches": 2},
 }
+MESH = {**SCENARIO, "strategy": {"name": "static"}, "execution": {"batches": 1}}
 STEPS = '{"lengths": [8192, 100], "step_s": 1.0}\n{"lengths": [4096], "step_s": 2.0, "strategy": "static"}\n'
 KERNELS = "id,kind,gpu,m,n,k,time_us\na,gemm,h100,8192,8192,8192,1500\n"
 SHARE = re.compile(r"(^|_)(share|mfu|probability)($|_(?!of))")
@@ -35,7 +36,7 @@ VERBS: dict[str, Callable[[Path], Result]] = {
     "many steps": lambda _: hdpsim.simulate(SCENARIO, steps=3),
     "compare": lambda _: hdpsim.compare(SCENARIO, strategies="static,hdp-opt"),
     "whatif": lambda _: hdpsim.whatif(SCENARIO, ["layout.tp=4", "layout.tp_overlap=true,layout.pp=3"]),
-    "tornado": lambda _: hdpsim.whatif(SCENARIO, {}, tornado="10%"),
+    "tornado": lambda _: hdpsim.whatif(MESH, {}, tornado="10%"),
     "scale": lambda _: hdpsim.scale(SCENARIO, gpus=[8, 16], strategies="static,hdp-opt"),
     "sweep": lambda f: hdpsim.sweep({"base": SCENARIO, "grid": {"layout.tp": [2, 16]}}, store=f, workers=1),
     "replay": lambda _: hdpsim.replay(SCENARIO, steps=2, workers=1),

@@ -90,6 +90,7 @@ def rates(scenario: Scenario, candidates: list[Candidate]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize("seed", range(20))
 def test_never_worse_than_full_enumeration(seed: int) -> None:
     scenario, space = small(seed), small_space(seed)
@@ -109,6 +110,7 @@ def sweep(scenario: Scenario, axes: dict[str, tuple[object, ...]]) -> list[float
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize(("seed", "experts"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize(
     "names",
@@ -364,6 +366,7 @@ def test_processes_find_the_same(batches: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize("seed", range(10))
 def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int) -> None:
     scenario, space = small(seed, several=True), small_space(seed)

@@ -103,10 +103,10 @@ def test_the_command_takes_no_changes_beside_it() -> None:
     assert "--tornado goes without" in run.output
 
 
-@pytest.mark.slow
-def test_the_command_writes_table_and_plot(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = ["whatif", "quickstart-8gpu", "--json", "--out", str(out), "--tornado"]
+def test_the_command_writes_table_and_plot(scenario: Scenario, tmp_path: Path) -> None:
+    file, out = tmp_path / "mesh.yaml", tmp_path / "out"
+    file.write_text(scenario.to_yaml())
+    command = ["whatif", str(file), "--json", "--out", str(out), "--tornado"]
     run = CliRunner().invoke(cli, command, catch_exceptions=False)
     data = json.loads(run.stdout)
     assert data["tornado"] == 0.1

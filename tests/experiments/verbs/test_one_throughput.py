@@ -20,7 +20,10 @@ UNEQUAL = {
     "execution": {"batches": 4},
     "strategy": {"name": "static"},
 }
-PINNED = {f"layout.{key}": value for key, value in {"tp": 2, "pp": 1, "sharding": "zero1"}.items()}
+PINNED = {
+    f"layout.{key}": value
+    for key, value in {"tp": 2, "pp": 1, "sharding": "zero1", "recompute": "full"}.items()
+}
 
 VERBS: dict[str, Callable[[Path], Result]] = {
     "simulate": lambda _: hdpsim.simulate(UNEQUAL),

@@ -119,10 +119,11 @@ SEARCHES: dict[str, tuple[tuple[str, ...], Callable[[], hdpsim.Result]]] = {
     "check": ((QUICK, *SETS, "--batches", "1"), lambda: hdpsim.check(QUICK, TINY, batches=1)),
     "plan": (
         (QUICK, *SETS, "--batches", "1", "--search", "layout.tp=1,2", "--search", "layout.pp=1",
-         "--search", "strategy.name=hdp-opt", "--budget", "none", "--workers", "1"),
+         "--search", "strategy.name=hdp-opt", "--search", "layout.recompute=full", "--budget", "none",
+         "--workers", "1"),
         lambda: hdpsim.plan(
             QUICK, TINY, batches=1, budget=None, workers=1,
-            searched=["layout.tp=1,2", "layout.pp=1", "strategy.name=hdp-opt"],
+            searched=["layout.tp=1,2", "layout.pp=1", "strategy.name=hdp-opt", "layout.recompute=full"],
         ),
     ),
     "recommend": (
