@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.papers.folder import AboutFigure
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
 from hdpsim.experiments.validation.order import error_of, error_summary
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = "figures"
+FAR_OFF = 0.2
+"""A figure with a value that is off by more is explained."""
 
 
 def compared(
@@ -34,7 +37,7 @@ def compared(
     }
 
 
-def asked_figures(known: Mapping[int, str], asked: Sequence[int], paper: str) -> frozenset[int]:
+def asked_figures(known: Collection[int], asked: Sequence[int], paper: str) -> frozenset[int]:
     """The figures that are asked for; all if none is.
 
     Raises:
@@ -49,14 +52,18 @@ def asked_figures(known: Mapping[int, str], asked: Sequence[int], paper: str) ->
     return frozenset(asked or known)
 
 
-def figures_part(titles: Mapping[int, str], rows: Sequence[FigureRow]) -> Part:
-    """The values of all figures: a line a figure for people, every value as data, their errors as a picture."""
+def figures_part(figures: Mapping[int, AboutFigure], rows: Sequence[FigureRow]) -> Part:
+    """The values of all figures: a line a figure for people, every value as data, their errors as a picture.
+
+    Below the lines: why figures are far off, and what is not compared.
+    """
     rows = sorted(rows, key=lambda row: row["figure"])
-    by_figure = {number: [row for row in rows if row["figure"] == number] for number in sorted(titles)}
+    by_figure = {number: [row for row in rows if row["figure"] == number] for number in sorted(figures)}
     summary: list[dict[str, Any]] = [
         {
             "figure": number,
-            "title": titles[number],
+            "title": figures[number].shows,
+            "basis": figures[number].basis,
             "values": len(own),
             **error_summary(row["error"] for row in own),
             "reasons": list(dict.fromkeys(row["reason"] for row in own if row["reason"])),
@@ -67,12 +74,19 @@ def figures_part(titles: Mapping[int, str], rows: Sequence[FigureRow]) -> Part:
     columns = (
         column("figure"),
         column("title", heading="shows", left=True),
+        column("basis", heading="rests on", left=True),
         column("values"),
         column("count", heading="compared"),
         column("median_abs_error", heading="median error", format="{:.1%}"),
         column("max_abs_error", heading="largest", format="{:.1%}"),
     )
-    lines = [
+    notes = [
+        f"Figure {number} is off by up to {row['max_abs_error']:.0%}: {figures[number].why_off}."
+        for row in summary
+        for number in [row["figure"]]
+        if figures[number].why_off and (row["max_abs_error"] or 0.0) > FAR_OFF
+    ]
+    notes += [
         f"Figure {row['figure']}, not compared: {reason}." for row in summary for reason in row["reasons"]
     ]
     file = OutputFile(
@@ -81,8 +95,11 @@ def figures_part(titles: Mapping[int, str], rows: Sequence[FigureRow]) -> Part:
     picture = OutputFile(FIGURES, lambda: _picture(by_figure), "Errors of all values, figure by figure.")
     return Part(
         value={"summary": summary, "records": list(rows)},
-        tables=(Table(title="All figures: paper and prediction", columns=columns, rows=summary),),
-        lines=lines,
+        tables=(
+            Table(
+                title="All figures: paper and prediction", columns=columns, rows=summary, notes=tuple(notes)
+            ),
+        ),
         files=(file, picture),
     )
 

@@ -42,6 +42,21 @@ class PublishedFigure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AboutFigure:
+    """What is said of a figure that is compared value by value.
+
+    Attributes:
+        shows: what it shows.
+        basis: what predictions of it rest on, as setup.yaml explains it.
+        why_off: why those values are off that are; empty where none is by much.
+    """
+
+    shows: str
+    basis: str
+    why_off: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaperFolder:
     """What a paper is reproduced from. Its file cells.csv holds the published cells.
 
@@ -61,9 +76,11 @@ class PaperFolder:
         return self.path.name
 
     @property
-    def figures(self) -> Mapping[int, str]:
-        """Number -> what it shows, of the figures that are compared value by value."""
-        return {int(number): title for number, title in (self.setup.get("figures") or {}).items()}
+    def figures(self) -> Mapping[int, AboutFigure]:
+        """By number, the figures that are compared value by value."""
+        return {
+            int(number): AboutFigure(**about) for number, about in (self.setup.get("figures") or {}).items()
+        }
 
     @property
     def main_figure(self) -> int | None:

@@ -22,6 +22,7 @@ from hdpsim.experiments.papers.bytescale_figures.lengths import pack_flop
 from hdpsim.experiments.papers.bytescale_figures.offload import MACHINES, SETTING, _job
 from hdpsim.experiments.papers.bytescale_steps import BATCH_TOKENS, FOLDER, case_job
 from hdpsim.experiments.papers.figures import asked_figures, compared, figures_part
+from hdpsim.experiments.papers.folder import AboutFigure
 from hdpsim.experiments.papers.paper import Results, reproduce
 from hdpsim.simulator.setup import StrategyOptions
 
@@ -41,23 +42,32 @@ def test_the_table_of_all_figures_counts_by_figure() -> None:
         compared(5, "b", "%", 1.0, 1.0, "a bound"),
         compared(6, "c", "s", 4, 3),
     ]
-    part = figures_part({5: "five", 6: "six", 7: "seven"}, rows)
+    about = {
+        5: AboutFigure(shows="five", basis="input", why_off="nobody knows"),
+        6: AboutFigure(shows="six", basis="prediction", why_off="half of it is missing"),
+        7: AboutFigure(shows="seven", basis="prediction"),
+    }
+    part = figures_part(about, rows)
     assert [(row["figure"], row["values"], row["count"]) for row in part.value["summary"]] == [
         (5, 1, 0),
         (6, 2, 2),
     ]
     assert part.value["summary"][1]["median_abs_error"] == pytest.approx(0.375)
-    assert part.lines == ["Figure 5, not compared: a bound."]
+    # Nothing of figure 5 is compared, so nothing of it is off.
+    assert part.tables[0].notes == (
+        "Figure 6 is off by up to 50%: half of it is missing.",
+        "Figure 5, not compared: a bound.",
+    )
     assert [row["figure"] for row in part.value["records"]] == [5, 6, 6]
 
 
 def test_figures_are_asked_for_by_number() -> None:
-    assert asked_figures({4: "", 6: ""}, (), "Tiny") == {4, 6}
-    assert asked_figures({4: "", 6: ""}, (6,), "Tiny") == {6}
+    assert asked_figures({4, 6}, (), "Tiny") == {4, 6}
+    assert asked_figures({4, 6}, (6,), "Tiny") == {6}
     with pytest.raises(UserInputError, match="Tiny: figure 5 is not reproduced; there are 4, 6"):
-        asked_figures({4: "", 6: ""}, (6, 5), "Tiny")
+        asked_figures({4, 6}, (6, 5), "Tiny")
     with pytest.raises(UserInputError, match="it has none by number"):
-        asked_figures({}, (5,), "Tiny")
+        asked_figures((), (5,), "Tiny")
 
 
 def test_every_figure_has_a_section_and_published_values() -> None:
