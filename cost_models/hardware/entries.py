@@ -71,6 +71,7 @@ KEYS: dict[type, dict[str, Key]] = {
         "gpus": _like("gpus_per_node"),
         "nic_efficiency": _like("positive_share"),
         "collective_share": _like("positive_share"),
+        "all_to_all_share": _like("positive_share"),
         "host_time": _like("ratio"),
         "server_ratio": _like("server_ratio"),
     },

@@ -94,6 +94,8 @@ class Node(Checked):
     """NCCL's protocol Simple alone may be used, as the NICs deliver packets out of order."""
     ring_step_s: Amount = 0.0
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
+    all_to_all_share: PositiveShare = 1.0
+    """Share of what NICs carry in rings that all-to-alls between nodes reach, where many meet at one receiver."""
     host_time: Ratio = 1.0
     """Time of a launch on its processors over that on the H100 servers of the calibrations."""
     server_ratio: Factor = 1.5

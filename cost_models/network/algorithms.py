@@ -79,6 +79,8 @@ class Wires:
     calibration: NetworkCalibration
     ring_step_s: float = 0.0
     """Least time of a step of a ring across nodes, and of a tree's step over the network (Node.ring_step_s)."""
+    all_to_all_share: float = 1.0
+    """Of the rates in `remote`, see Node.all_to_all_share."""
 
     @property
     def ring_bytes_per_s(self) -> float:

@@ -212,6 +212,7 @@ class Collectives:
             propagation_s=float(fabric.propagation_s(group.tier)),
             calibration=calibration,
             ring_step_s=cluster.node.ring_step_s,
+            all_to_all_share=cluster.node.all_to_all_share,
         )
 
     def _places(self, group: GroupShape) -> dict[int, int]:

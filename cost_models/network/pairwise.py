@@ -58,7 +58,8 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     if remote_peers:
         latency_s += calibration.p2p_inter_latency_s - calibration.p2p_intra_latency_s + wires.propagation_s
         latency_s += remote_peers * calibration.all_to_all_remote_peer_latency_s
-    routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *wires.remote)
+    remote = ((share, rate * wires.all_to_all_share) for share, rate in wires.remote)
+    routes = ((local_peers / wires.ranks, wires.p2p_nvlink_bytes_per_s), *remote)
     share, bytes_per_s = max(((share, rate) for share, rate in routes), key=lambda route: route[0] / route[1])
     wire_s = sizes * share / bytes_per_s
     fill = fill_s(wire_s, calibration.all_to_all_fill_s)

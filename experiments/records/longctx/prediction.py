@@ -22,6 +22,7 @@ from hdpsim.experiments.records.longctx.systems import Document, Source, merged,
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
+from hdpsim.traces import load_trace
 
 GB = 1e9
 TRIMMED = 0.1
@@ -95,7 +96,7 @@ class LongPredictor:
             if system.refused:
                 raise InfeasibleError(system.refused)
             if row.text("metric").startswith("attention_"):
-                layout = merged(source.shared(row), system.scenario).get("layout", {})
+                layout = merged(source.scenario, system.keys(row)).get("layout", {})
                 value = predicted_attention(row, source, layout, self._calibration)
                 return replace(found, value=value)
             return self._of_step(found, source, row)
@@ -151,9 +152,10 @@ class LongPredictor:
         system, steps, reasons = source.system(row), [], []
         if system.refused:
             raise InfeasibleError(system.refused)
+        row = replace(row, columns={**row.columns, **system.columns})
         for choice in system.choices:
             try:
-                document = self._document(source, row, merged(system.scenario, choice))
+                document = self._document(source, row, merged(system.keys(row), choice))
                 step = self._play(document, source, row.where)
             except InfeasibleError as error:
                 reasons.append(str(error))
@@ -166,7 +168,7 @@ class LongPredictor:
 
     def _document(self, source: Source, row: LongRow, own: Mapping[str, Any]) -> Document:
         """The scenario of a row."""
-        document = merged(source.shared(row), {"model": source.shape(row)}, own)
+        document = merged(source.scenario, {"model": source.shape(row)}, own)
         gpus, layout = (
             row.whole("gpus") or source.gpus or row.needed("gpus"),
             document.setdefault("layout", {}),
@@ -193,10 +195,15 @@ class LongPredictor:
         known = {"context": context, **data}
         given = data.get("datasets", {}).get(dataset)
         known.pop("datasets", None)
+        first, multiple = known.pop("first", None), known.pop("multiple_of", 1)
         if "batch" in data and isinstance(layout["cp"], int):
             layout.setdefault("rank_capacity", -(-context // layout["cp"]))
         if dataset in self._lengths:
-            return {**known, "trace": str(self._lengths[dataset])}
+            trace = str(self._lengths[dataset])
+            return {
+                **known,
+                **({"lengths": _first(trace, first, multiple, context)} if first else {"trace": trace}),
+            }
         if given is not None:
             return {**known, **_drawn(given, ranks * layout["tp"] * layout["pp"])}
         if "batch" in data:
@@ -234,6 +241,13 @@ class LongPredictor:
             flop=float(np.mean([sequence_flop(setup.model, lengths).sum() for lengths in drawn])),
             memory=max((result.memory for result in results), key=lambda report: report.total_bytes),
         )
+
+
+def _first(trace: str, count: int, multiple: int, context: int) -> list[int]:
+    """The first lengths of a trace that the context holds, each filled up to a multiple."""
+    padded = -(-load_trace(trace).lengths // multiple) * multiple
+    kept: list[int] = padded[padded <= context][:count].tolist()
+    return kept
 
 
 def _drawn(given: Mapping[str, Any], gpus: int) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -25,19 +25,34 @@ class System:
 
     Attributes:
         rows: regular expression of the rows' column strategy.
-        metrics: the same of their column metric; empty: all.
+        metrics, datasets: the same of their columns metric and dataset; empty: all.
         name: in tables; empty: what the column says.
+        columns: cells that the source's code says otherwise.
         scenario: keys on top of the source's.
+        models: regular expressions of the column model -> keys of the first that holds, on top of those.
         choices: further keys, several times where a source tuned its layout: the fastest that fits counts.
         refused: why it cannot be predicted; empty: it can.
     """
 
     rows: str
     metrics: str = ""
+    datasets: str = ""
     name: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
     scenario: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     choices: Sequence[Mapping[str, Any]] = ({},)
     refused: str = ""
+
+    def runs(self, row: LongRow) -> bool:
+        """Whether a row is one of its."""
+        columns = (("strategy", self.rows), ("metric", self.metrics), ("dataset", self.datasets))
+        return all(re.search(rows, row.text(column)) for column, rows in columns)
+
+    def keys(self, row: LongRow) -> Document:
+        """Keys of a row on top of the source's."""
+        found = (keys for rows, keys in self.models.items() if re.search(rows, row.text("model")))
+        return merged(self.scenario, next(found, {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +67,7 @@ class Source:
         sequences: of a batch of attention alone.
         skip, batches: steps before those that count, and steps to average over.
         scenario: keys that all its steps share.
-        models: regular expressions of the column model -> keys of the first that holds.
-        systems: the first whose expression holds counts.
+        systems: the first whose expressions hold counts.
     """
 
     name: str
@@ -65,13 +79,7 @@ class Source:
     skip: int
     batches: int
     scenario: Mapping[str, Any]
-    models: Mapping[str, Mapping[str, Any]]
     systems: tuple[System, ...]
-
-    def shared(self, row: LongRow) -> Document:
-        """Keys of a row whatever its system."""
-        found = (keys for rows, keys in self.models.items() if re.search(rows, row.text("model")))
-        return merged(self.scenario, next(found, {}))
 
     def system(self, row: LongRow) -> System:
         """How a row was run.
@@ -79,11 +87,10 @@ class Source:
         Raises:
             InfeasibleError: the source has no such system.
         """
-        strategy, metric = row.text("strategy"), row.text("metric")
         for system in self.systems:
-            if re.search(system.rows, strategy) and re.search(system.metrics, metric):
+            if system.runs(row):
                 return system
-        raise InfeasibleError(f"how {quoted(strategy)} was run is not known")
+        raise InfeasibleError(f"how {quoted(row.text('strategy'))} was run is not known")
 
     def node(self, row: LongRow) -> Any:
         """The node of its GPUs.
@@ -156,6 +163,5 @@ def _source(document: Mapping[str, Any]) -> Source:
         skip=document.get("skip", 0),
         batches=document.get("batches", 1),
         scenario=document.get("scenario", {}),
-        models=document.get("models", {}),
         systems=tuple(System(**{"scenario": {}, **system}) for system in document["systems"]),
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.cost_models.step.layer_prices import TERM_ROWS
+from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.plan_builder import PlanBuilder
@@ -41,7 +43,8 @@ def plan_flexsp(problem: PlanningProblem) -> Plan:
 
     Groups of equal size are one constraint here, where the paper has one for each: the programme stays small for any
     number of ranks. Sequences go to the groups of a size longest first, to the one with the least work that has room.
-    A time is fixed + work that is linear in sequences, as the cost model of the problem has it.
+    A time is fixed + work that is linear in sequences, as the cost model of the problem has it; what gathers and
+    reductions of sharded parameters add is fixed.
     Ignored: the paper's own fitted cost model; pooled communicators.
     Source: FlexSP, arXiv 2412.01523, sections 4 and 5; PKU-DAIR/Hetu-Galvatron, branch flexsp.
 
@@ -116,7 +119,7 @@ class _Times:
         slope_s = float(full - half) / (0.5 * problem.capacity_tokens)
         start_s = float(full) - slope_s * problem.capacity_tokens
         latency_s = _attention_s(problem, np.ones(1), sizes)[0]
-        return cls(problem, sizes, start_s + latency_s, slope_s)
+        return cls(problem, sizes, start_s + latency_s + _shards_s(problem), slope_s)
 
     def work_s(self, lengths: Ints) -> Floats:
         """[lengths, sizes]: what each adds to a micro-batch."""
@@ -126,6 +129,14 @@ class _Times:
         work_s = np.maximum(attention_s - alone_s, 0.0) + linear_s
         error = self.problem.error
         return np.asarray(work_s if error is None else work_s * error.factors(lengths)[:, None])
+
+
+def _shards_s(problem: PlanningProblem) -> float:
+    """What gathers and reductions of sharded parameters add to a full micro-batch."""
+    full = MicroBatches.single(np.array([problem.capacity_tokens]))
+    rows = [TERM_ROWS["layer_gather"], TERM_ROWS["layer_reduce"]]
+    by_kind = sum(side[rows].sum(axis=0) for side in problem.cost.both_terms_s(full))
+    return float(problem.cost.by_stage(np.asarray(by_kind)).max())
 
 
 def _attention_s(problem: PlanningProblem, lengths: Ints | Floats, sizes: list[int]) -> Floats:

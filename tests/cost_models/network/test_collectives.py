@@ -32,6 +32,7 @@ from hdpsim.cost_models.network.collectives import (
     bus_bandwidth_factor,
 )
 from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.network.pairwise import all_to_all_s
 from hdpsim.errors import InfeasibleError, UserInputError
 
 AMPERE_NETWORK, HOPPER_NETWORK, BLACKWELL_NETWORK = (
@@ -215,6 +216,9 @@ def test_all_to_all_is_limited_by_the_busiest_wire() -> None:
     assert seconds(this, "all_to_all", 1e9, shape(2, 8)) == pytest.approx(
         27.2e-6 + 0.5e9 / 50e9 + 1e9 / 16 / 1e12
     )
+    # NICs on which all-to-alls reach 0.8 of that
+    slow = replace(this.wires(shape(2, 8)), all_to_all_share=0.8)
+    assert float(all_to_all_s(1e9, slow)) == pytest.approx(27.2e-6 + 0.5e9 / 40e9 + 1e9 / 16 / 1e12)
     # four nodes in two blocks: half of the bytes leave the block at 50 / 4 GB/s; 12 + 2.1 + 24 + 1.5 us
     four = GroupShape(ranks=32, ranks_per_node=8, nodes=4, tier=2)
     assert seconds(this, "all_to_all", 1e9, four) == pytest.approx(44.2e-6 + 0.5e9 / 12.5e9 + 1e9 / 32 / 1e12)

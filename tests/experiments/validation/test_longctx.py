@@ -17,7 +17,7 @@ from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.longctx import prediction
-from hdpsim.experiments.records.longctx.prediction import LongPredictor, _drawn
+from hdpsim.experiments.records.longctx.prediction import LongPredictor, _drawn, _first
 from hdpsim.experiments.records.longctx.rows import LongRow, read_long_rows
 from hdpsim.experiments.records.longctx.systems import merged, source_of, sources
 from hdpsim.experiments.scenario.scenario import resolve_scenario
@@ -68,6 +68,15 @@ class TestSystems:
         assert source.system(row(strategy="Burst-Ring")).name == "BurstEngine ring"
         with pytest.raises(InfeasibleError, match="'a new one' was run is not known"):
             source.system(row(strategy="a new one"))
+
+    def test_a_system_is_told_by_its_data_set_and_model(self) -> None:
+        source = "FlexSP arXiv 2412.01523 Fig 4"
+        table = row(source=source, model="GPT-13B", strategy="DeepSpeed", dataset="Wikipedia")
+        found = source_of(table).system(table)
+        assert found.columns == {"cp": 64}
+        assert found.keys(table)["layout"]["recompute_products"] == 0.667
+        other = row(source=source, strategy="DeepSpeed", dataset="GitHub")
+        assert source_of(other).system(other).columns == {}
 
     def test_a_node_that_holds_all_gpus(self) -> None:
         table = row(source="dev:examples/dynamic_context_parallel", gpu="not stated", gpus="16")
@@ -181,6 +190,11 @@ class TestPrediction:
         lengths = tmp_path / "lengths.csv"
         lengths.write_text("length\n" + "1000\n" * 512)
         assert LongPredictor({"Wikipedia": str(lengths)}, None).predict(flexsp).value
+
+    def test_the_first_lengths_that_a_context_holds_are_filled_up(self, tmp_path: Path) -> None:
+        lengths = tmp_path / "lengths.csv"
+        lengths.write_text("length\n1\n128\n900\n129\n500\n7\n")
+        assert _first(str(lengths), 3, 128, 512) == [128, 128, 256]  # 900 is dropped, 500 and 7 are beyond
 
     def test_attention_alone(self) -> None:
         """One GPU's worth of the rate: half the pairs of 4 h d s^2."""

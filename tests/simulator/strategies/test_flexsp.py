@@ -14,7 +14,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate import validate_plan
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.flexsp.buckets import bucket_sizes, equal_chunks
-from hdpsim.simulator.strategies.flexsp.planner import plan_flexsp
+from hdpsim.simulator.strategies.flexsp.planner import _Times, plan_flexsp
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 ULYSSES = Layout(sharding="zero3", cp_kind="ulysses")
@@ -114,6 +114,18 @@ def test_faster_than_groups_of_one_size() -> None:
         for cp in (4, 8)
     ]
     assert flexible.step_s < min(equal)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_micro_batch_more_costs_what_the_planner_thinks(overlap: bool) -> None:
+    """Gathers and reductions of sharded parameters included: a full micro-batch on 16 ranks, and two of them."""
+    layout = ULYSSES.changed(dp_overlap=overlap, cp=1)
+    setup = small_setup(layout=layout, name="static", padding=False, context=1024)
+    once, twice = (simulate_step(setup, [1024] * 16 * n).step_s for n in (1, 2))
+    full = problem([1024] * 16, layout, context=1024)
+    times = _Times.of(full, [1])
+    work_s = times.work_s(full.lengths[:1])[0, 0]
+    assert float(times.fixed_s[0] + work_s) == pytest.approx(twice - once, rel=0.1)
 
 
 def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
