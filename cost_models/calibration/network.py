@@ -82,6 +82,8 @@ class NetworkCalibration(Checked):
     """Rate at which a rank copies its own shard when the result is a new buffer (all-gather,
     reduce-scatter, all-to-all). Source: 2, 4, 8 H100s between 256 and 512 MiB (aiconfigurator) solve to
     368 GB/s on the wire and 1.06 TB/s for the copy."""
+    all_to_all_copy_bytes_per_s: Annotated[float, Range(1e3, sys.float_info.max)] = 1.06e12
+    """The same of an all-to-all, whose send to itself takes the channels of the other sends. Source: as of a gather."""
     check_local_s: Calibrated = 212e-6
     """Where hosts check with each other before every collective: per rank on the own node. Source: fitted, layers
     that wait for the host with 2, 4, 8 tensor-parallel ranks (8.8, 13.5, 22 ms forward and backward; nanotron)."""

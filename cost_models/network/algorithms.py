@@ -113,11 +113,6 @@ class Wires:
             return math.inf
         return _LL_TWO_NODES_BYTES_PER_S if self.nodes == 2 else _LL_MORE_NODES_BYTES_PER_S
 
-    def copy_s(self, bytes_total: Floats) -> Floats:
-        """Copying the own shard of *bytes_total* into the result."""
-        copy: Floats = bytes_total / self.ranks / self.calibration.copy_bytes_per_s
-        return copy
-
 
 def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     """Latency part of a ring of *rounds* x (n - 1) steps, of which rounds x (N - 1) go over the network.

@@ -64,5 +64,6 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     wire_s = sizes * share / bytes_per_s
     fill = fill_s(wire_s, calibration.all_to_all_fill_s)
     start_s = np.maximum(fill, message_start_s(sizes / wires.ranks, wire_s, calibration))
-    time_s: Floats = latency_s + wire_s + start_s + wires.copy_s(sizes)
+    copy_s = sizes / wires.ranks / calibration.all_to_all_copy_bytes_per_s
+    time_s: Floats = latency_s + wire_s + start_s + copy_s
     return time_s

@@ -22,7 +22,7 @@ NVLINK, NIC, HBM, HOST = 100e9, 10e9, 1e12, 1e10  # bytes/s
 IDEAL_NETWORK = NetworkCalibration(
     **{field.name: 0.0 for field in fields(NetworkCalibration) if field.name.endswith(("_s", "_factor"))}
     | {field.name: 1.0 for field in fields(NetworkCalibration) if field.name.endswith("_efficiency")}
-    | {"copy_bytes_per_s": 1e30, "nvls": False, "nccl_picks": False}
+    | {"copy_bytes_per_s": 1e30, "all_to_all_copy_bytes_per_s": 1e30, "nvls": False, "nccl_picks": False}
 )
 
 IDEAL = Calibration(

@@ -205,7 +205,9 @@ def test_pat_needs_one_rank_per_node() -> None:
 
 
 def test_all_to_all_is_limited_by_the_busiest_wire() -> None:
-    calibration = replace(PLAIN, p2p_intra_latency_s=6e-6, p2p_inter_latency_s=12e-6, copy_bytes_per_s=1e12)
+    calibration = replace(
+        PLAIN, p2p_intra_latency_s=6e-6, p2p_inter_latency_s=12e-6, all_to_all_copy_bytes_per_s=1e12
+    )
     fabric = Fabric(hop_latency_s=0.5e-6, nodes_per_block=2, leaf_oversubscription=4.0)
     this = collectives(calibration, fabric=fabric)
     # 7 of 8 parts over 360 GB/s NVLink, the own one copied at 1 TB/s; 6 us + 7 x 0.3; Simple starts 1.8 + 2.8 us later
