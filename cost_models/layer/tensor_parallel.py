@@ -12,7 +12,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.formats import BLOCK_SCALED, OPERAND_BYTES
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.gemms import LayerGemms
+from hdpsim.cost_models.layer.gemms import FORWARD, INPUT_GRADIENT, LayerGemms
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -30,25 +30,54 @@ EXCHANGE_SMS = 1
 EXCHANGE_WHOLE_SMS = 4
 
 
+class ChunkedGemm(NamedTuple):
+    """Seconds of a product that a collective runs beside, [n] each.
+
+    *added_s*: what it takes beyond that in chunks.
+    """
+
+    whole_s: Floats
+    added_s: Floats
+
+
 class BlockGemms(NamedTuple):
-    """Seconds of the products around the collectives of a block (attention, MLP, or both at once), [n] each.
+    """The products around the collectives of a block (attention, MLP, or both at once).
 
     *entering*: they read the gathered input (QKV, first MLP matrix); *leaving*: their output is summed over the group.
     A gradient is the input's or the weights': each half of the backward's FLOP (of frozen weights, which have no
-    gradient, all of it).
+    gradient, all of it). Chunks: those of the input's.
     """
 
-    entering_forward: Floats
-    leaving_forward: Floats
-    entering_gradient: Floats
-    leaving_gradient: Floats
+    entering_forward: ChunkedGemm
+    leaving_forward: ChunkedGemm
+    entering_gradient: ChunkedGemm
+    leaving_gradient: ChunkedGemm
 
     @classmethod
-    def of(cls, entering: LayerGemms, leaving: LayerGemms, tokens: Floats) -> BlockGemms:
-        """Seconds of the products of a block."""
+    def of(
+        cls, entering: LayerGemms, leaving: LayerGemms, tokens: Floats, layout: Layout, tail_s: float
+    ) -> BlockGemms:
+        """Seconds of the products of a block, and what their n chunks take beyond them.
+
+            (n - 1) x tail on several streams, n x product of tokens / n - product in sequence
+
+        Ignored: waves of chunks on several streams that stay partly empty.
+        """
         gradients = 1.0 if entering.frozen else 2.0
         (into, into_backward), (out, out_backward) = (gemms.both_s(tokens) for gemms in (entering, leaving))
-        return cls(into, out, into_backward / gradients, out_backward / gradients)
+
+        def chunked(gemms: LayerGemms, side: slice, whole_s: Floats) -> ChunkedGemm:
+            if layout.tensor.chunks == "streams":
+                return ChunkedGemm(whole_s, np.full_like(whole_s, (OVERLAP_CHUNKS - 1) * tail_s))
+            (once,), (chunk,) = (gemms.products_s(rows, side) for rows in (tokens, tokens / OVERLAP_CHUNKS))
+            return ChunkedGemm(whole_s, OVERLAP_CHUNKS * chunk - once)
+
+        return cls(
+            chunked(entering, FORWARD, into),
+            chunked(leaving, FORWARD, out),
+            chunked(entering, INPUT_GRADIENT, into_backward / gradients),
+            chunked(leaving, INPUT_GRADIENT, out_backward / gradients),
+        )
 
 
 def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Floats:
@@ -64,20 +93,26 @@ def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Flo
 
 
 def pipelined_s(
-    collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, chunks: int = OVERLAP_CHUNKS
+    collective_s: ArrayLike,
+    gemm_s: ArrayLike,
+    sm_share: float,
+    added_s: ArrayLike,
+    chunks: int = OVERLAP_CHUNKS,
 ) -> Floats:
     """The same for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
 
-        c / n + (n - 1) / n x beside(c, GEMM) + (n - 1) x tail,  at most c (a stack that gains nothing does not chunk)
+        c / n + (n - 1) / n x beside(c, GEMM) + added,  at most c (a stack that gains nothing does not chunk)
 
-    Counted: one chunk of the collective without a GEMM beside it, start-up of the further GEMM kernels.
-    Ignored: start-up of the further chunks of the collective (peers write into each other's buffers), waves that the
-    smaller GEMMs leave partly empty (chunks run on several streams).
+    Counted: one chunk of the collective without a GEMM beside it; what the chunks' GEMMs take beyond the whole one's
+    (*added_s*: see BlockGemms).
+    Ignored: start-up of the further chunks of the collective (peers write into each other's buffers).
     Source: Transformer Engine (userbuffers); MegaScale, arXiv 2402.15627, section 3.2.
     """
     transfer = np.asarray(collective_s, dtype=np.float64)
-    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + (chunks - 1) * tail_s
-    return np.minimum(transfer, transfer / chunks + rest)
+    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + np.asarray(
+        added_s, dtype=np.float64
+    )
+    return np.asarray(np.minimum(transfer, transfer / chunks + rest))
 
 
 def exchanged_s(
@@ -110,7 +145,9 @@ class TensorParallel:
     Overlapped (`tp_overlap`): what feeds a GEMM or is fed by it is pipelined with it in chunks; in the backward the
     second gather runs beside the input-gradient GEMM, the reduction beside the weight-gradient GEMM, whole. With
     `tp_exchange` gathers that feed GEMMs (mlp: and the MLP's reduction) have no chunk without a GEMM beside it, and
-    fewer SMs move data.
+    fewer SMs move data. With `tp_chunks: sequence` a product's chunks are kernels one after the other, each with waves
+    and a start of its own, and the reduction is pipelined with the input gradient as the forward's is with its product
+    (MegaScale, arXiv 2402.15627, section 3.2: products are broken into chunks, and the same in the backward).
     Frozen weights need no second gather, and have no weight gradient to run beside the reduction: overlapped, it is
     pipelined with the input gradient (Transformer Engine, ub_overlap_rs_dgrad), otherwise alone. QKV's adapter reads
     the gathered input as well, so nothing of QKV's is overlapped (NeMo, scripts/performance/llm/finetune_llama3_70b.py:
@@ -187,7 +224,8 @@ class TensorParallel:
         LinearWithGradAccumulationAndAsyncCommunication.
         """
         layout = self._layout
-        blocks = [BlockGemms.of(entering, leaving, tokens) for entering, leaving in products]
+        tail_s = self._cal.kernel_tail_s
+        blocks = [BlockGemms.of(entering, leaving, tokens, layout, tail_s) for entering, leaving in products]
         if layout.tensor.overlap and layout.tensor.batch_first and layout.tensor.sequence_parallel:
             return self._decomposed_s(tokens, blocks)
         forward, backward = [np.zeros_like(tokens)], [np.zeros_like(tokens)]
@@ -215,15 +253,14 @@ class TensorParallel:
                     backward.append(self._beside(gather, block.leaving_gradient))
             else:
                 own = 1.0 / layout.parallel.tp
-                forward += [self._beside(gather, own * block.entering_forward), scatter]
-                backward.append(self._beside(gather, own * block.leaving_gradient))
+                forward += [self._beside(gather, block.entering_forward, own), scatter]
+                backward.append(self._beside(gather, block.leaving_gradient, own))
             if not self._frozen:
                 backward.append(self._beside(gather, block.entering_gradient))
-                backward.append(self._beside(scatter, block.entering_gradient))
-            elif layout.tensor.overlap and not alone:
+            if layout.tensor.overlap and not alone and (self._frozen or layout.tensor.chunks == "sequence"):
                 backward.append(self._pipelined(scatter, block.entering_gradient))
             else:
-                backward.append(scatter)
+                backward.append(scatter if self._frozen else self._beside(scatter, block.entering_gradient))
         return np.asarray(sum(forward)), np.asarray(sum(backward))
 
     def sent(
@@ -293,9 +330,9 @@ class TensorParallel:
             return 1.0
         return OPERAND_BYTES[self._layout.precision.products] / BF16_BYTES
 
-    def _exchanged(self, collective_s: Floats, gemm_s: Floats) -> Floats:
+    def _exchanged(self, collective_s: Floats, gemm: ChunkedGemm) -> Floats:
         share, tail_s = self._exchange_share, self._cal.kernel_tail_s
-        return exchanged_s(collective_s, gemm_s, share, tail_s, self._layout.parallel.tp)
+        return exchanged_s(collective_s, gemm.whole_s, share, tail_s, self._layout.parallel.tp)
 
     def _tensor_bytes(self, tokens: Floats) -> Floats:
         return BF16_BYTES * self._hidden * tokens
@@ -309,14 +346,10 @@ class TensorParallel:
             self._collectives.reduce_scatter_s(volume, self._group),
         )
 
-    def _pipelined(self, collective_s: Floats, gemm_s: Floats, exchanged: bool = False) -> Floats:
+    def _pipelined(self, collective_s: Floats, gemm: ChunkedGemm, exchanged: bool = False) -> Floats:
         """In chunks of the collective, or exchanged where that is faster: many ranks make small products."""
-        tail_s = self._cal.kernel_tail_s
-        chunks_s = pipelined_s(collective_s, gemm_s, self._sm_share, tail_s)
-        if not exchanged:
-            return chunks_s
-        ranks = self._layout.parallel.tp
-        return np.minimum(chunks_s, exchanged_s(collective_s, gemm_s, self._exchange_share, tail_s, ranks))
+        chunks_s = pipelined_s(collective_s, gemm.whole_s, self._sm_share, gemm.added_s)
+        return np.minimum(chunks_s, self._exchanged(collective_s, gemm)) if exchanged else chunks_s
 
-    def _beside(self, collective_s: Floats, gemm_s: Floats) -> Floats:
-        return beside_s(collective_s, gemm_s, self._whole_share)
+    def _beside(self, collective_s: Floats, gemm: ChunkedGemm, share: float = 1.0) -> Floats:
+        return beside_s(collective_s, share * gemm.whole_s, self._whole_share)

@@ -33,6 +33,7 @@ GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
 Fp8Scaling = Literal["delayed", "tensor", "row"]
 TensorExchange = Literal["none", "gathers", "mlp"]
+TensorChunks = Literal["streams", "sequence"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
 ShardCopies = Literal["both", "gradients", "none"]
 
@@ -144,6 +145,9 @@ class Tensor(Group):
     exchange: TensorExchange = switch("none", name="tp_exchange", needs=(needs.CUT_LAYERS, needs.CHUNKS))
     """With tp_overlap: gathers feed products as chunks that neighbours copy to each other, each GPU's own chunk first;
     mlp: what the MLP sends out is reduced that way, too."""
+    chunks: TensorChunks = switch("streams", name="tp_chunks", needs=(needs.CUT_LAYERS, needs.CHUNKS))
+    """With tp_overlap: a product's chunks run on several streams (Transformer Engine), or in sequence; the backward's
+    reduction then goes with chunks of the input gradient (MegaScale)."""
     batch_first: bool = switch(
         False, name="tp_batch_first", needs=(needs.CUT_LAYERS, needs.SEQUENCE_PARALLEL)
     )

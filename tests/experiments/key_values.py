@@ -52,6 +52,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.fp8_scaling": ("delayed", "tensor", "row"),
     "layout.attention_kernel": ("flash", "flash1", "flash2", "unfused"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),
+    "layout.tp_chunks": ("streams", "sequence"),
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
     "layout.rank_capacity": ("auto", "4K"),
     "data.loader": ("shared", "redundant"),

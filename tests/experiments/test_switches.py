@@ -34,6 +34,7 @@ FASTER = (
     ("layout.tp_asynchronous", "false", "true"),
     ("layout.tp_exchange", "none", "gathers"),
     ("layout.tp_exchange", "gathers", "mlp"),
+    ("layout.tp_chunks", "sequence", "streams"),
     ("layout.attention_kernel", "unfused", "flash"),
     ("layout.gradient_accumulation", "cast", "separate"),
     ("layout.gradient_accumulation", "separate", "fused"),

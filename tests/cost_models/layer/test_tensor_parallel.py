@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, ideal_cluster
 
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.layer import LayerCost
-from hdpsim.cost_models.layer.tensor_parallel import beside_s, exchanged_s, pipelined_s
+from hdpsim.cost_models.layer.tensor_parallel import BlockGemms, beside_s, exchanged_s, pipelined_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -56,12 +57,54 @@ class TestPipelined:
         # 8 / 4 + 3/4 x (8 - 4) = 5
         assert float(pipelined_s(8.0, 4.0, 0.125, 0.0)) == 5.0
 
-    def test_three_more_kernels_start(self) -> None:
-        assert float(pipelined_s(8.0, 100.0, 0.125, 0.25)) == 3.5
+    def test_what_chunks_add_to_the_product_shows(self) -> None:
+        assert float(pipelined_s(8.0, 100.0, 0.125, 0.75)) == 3.5
 
     @given(times, times, shares, st.floats(0.0, 1.0))
     def test_it_never_costs_more_than_no_overlap(self, c: float, g: float, x: float, tail: float) -> None:
         assert 0.0 <= float(pipelined_s(c, g, x, tail)) <= c
+
+
+class Waves:
+    """Products of 300 tokens a wave of 1 s."""
+
+    frozen = False
+
+    def both_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        return np.ceil(tokens / 300), 2 * np.ceil(tokens / 300)
+
+    def products_s(self, tokens: Floats, *_: slice) -> list[Floats]:
+        return [np.ceil(tokens / 300)]
+
+
+class TestChunks:
+    @pytest.mark.parametrize(
+        ("tokens", "whole", "added"),
+        [(1200.0, 4.0, 0.0), (600.0, 2.0, 2.0), (300.0, 1.0, 3.0)],  # chunks of 300, 150 and 75: a wave each
+    )
+    def test_in_sequence_every_chunk_has_waves_of_its_own(
+        self, tokens: float, whole: float, added: float
+    ) -> None:
+        for chunks, expected in (("sequence", added), ("streams", 3 * 0.125)):
+            layout = Layout(tp=8, tp_overlap=True, tp_chunks=chunks)
+            block = BlockGemms.of(Waves(), Waves(), np.array([tokens]), layout, 0.125)  # type: ignore[arg-type]
+            assert {(float(gemm.whole_s[0]), float(gemm.added_s[0])) for gemm in block} == {(whole, expected)}
+
+    def test_the_backward_has_one_more_chunk_with_nothing_beside_it(self) -> None:
+        # a reduction c beside a product g on 3/4 of the SMs shows b = max(c / 4, c - g); in chunks c / 4 + 3/4 x b
+        tokens = 2.0**17  # full waves in chunks, too
+        streams, sequence = (
+            layer(Layout(tp=8, tp_overlap=True, tp_chunks=how)) for how in ("streams", "sequence")
+        )
+        c = 2 * HIDDEN * tokens * 7 / 8 / NVLINK
+        products = (2 * tokens * HIDDEN * columns / 8 / PEAK for columns in (48 * 128, 2 * FFN))
+        more = sum((c - max(c / 4, c - g)) / 4 for g in products)
+        forward, backward = (
+            exposed(sequence, tokens, backward=side) - exposed(streams, tokens, backward=side)
+            for side in (False, True)
+        )
+        assert forward == pytest.approx(0.0, abs=1e-3 * c)
+        assert backward == pytest.approx(more, rel=1e-2)
 
 
 def memory_layer(layout: Layout, *, nvlink: float = NVLINK) -> LayerCost:

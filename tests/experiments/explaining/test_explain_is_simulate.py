@@ -49,6 +49,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
     "layout.attention_kernel": ("flash", "flash", "flash1", "unfused"),
     "layout.tp_exchange": ("none", "none", "gathers", "mlp"),
+    "layout.tp_chunks": ("streams", "sequence"),
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
     "strategy.name": ("static", "hdp-naive", "hdp-opt"),
     "memory.host_run_ahead": (True, False),

@@ -108,7 +108,7 @@ def test_table_2() -> None:
         assert sum(record["account_s"].values()) == pytest.approx(record["step_s"], rel=1e-9)
 
 
-TABLE_2_TOLERANCE = 0.07  # slow nodes cost what the paper says, so what else grows with scale is missing
+TABLE_2_TOLERANCE = 0.07  # the baseline on 256 GPUs is 6.4 % too slow
 
 
 def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
@@ -123,8 +123,8 @@ def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
         missing_s[cell["system"], cell["gpus"]] = cell.measured - step_s
     for system in SETUP["scenarios"]:  # data-parallel groups of 16 and of 192 ranks
         assert missing_s[system, 1024] == pytest.approx(missing_s[system, 12288], abs=0.1)
-    # and the baseline lacks no less than MegaScale
-    assert 0.0 < missing_s["megatron-lm", 12288] - missing_s["megascale", 12288] < 0.2
+    # and the baseline lacks more than MegaScale
+    assert 0.0 < missing_s["megascale", 12288] < missing_s["megatron-lm", 12288] < 0.5
 
 
 def test_table_3() -> None:
@@ -135,9 +135,8 @@ def test_table_3() -> None:
         if row["gain"] is not None:
             assert row["gain"] > 0.3, row["step"]
             # a fixed time is missing, which three times the batch spreads
-            # (gathers of 50 MB among 8 A100s go with Simple, so their overlap gains 3.3 points, published 2.2)
-            known = row["step"].startswith(("LAMB", "TP overlap"))
-            assert abs(row["gain"] - row["paper_gain"]) < (1.3 if known else 0.9), row["step"]
+            bound = 1.3 if row["step"].startswith("LAMB") else 0.6
+            assert abs(row["gain"] - row["paper_gain"]) < bound, row["step"]
         assert row["mfu_full"] >= row["mfu"] * (1 - 1e-12)
     window = {row["step"]: row for row in rows}["sliding window"]
     # with full attention counted, all that it saves shows
