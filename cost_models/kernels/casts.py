@@ -40,7 +40,7 @@ class LinearOp:
     """Matrices that stock models keep apart (queries, keys and values; gate and up)."""
     name: str = ""
     always_bf16: bool = False
-    """Stays in BF16 whatever the layout's precision (the router)."""
+    """Stays in BF16 whatever the layout's precision (the router; layout.precision.bf16_parts)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.part_words import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards
@@ -103,6 +104,7 @@ class LayerCost:
 
     def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
         found: dict[Block, tuple[LinearOp, ...]] = {}
+        wide = {"router", *parts_of_text(self._layout.precision.bf16_parts)}
         for shard in layer_shards(self._model, self._layout, moe=self._moe):
             block = shard.matrix.block
             rows_share = 1.0
@@ -117,7 +119,7 @@ class LayerCost:
                 groups=shard.experts,
                 rows_share=rows_share,
                 matrices=len(shard.matrix.parts),
-                always_bf16=block == "router",
+                always_bf16=block in wide,
             )
             found[block] = (*found.get(block, ()), op)
         return found

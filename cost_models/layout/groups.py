@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from hdpsim.cost_models.layout.about_switches import switch
+from hdpsim.cost_models.layout.part_words import PARTS_WORDS, is_parts
 from hdpsim.cost_models.layout.stage_words import CUT_WORDS, is_cut
 from hdpsim.cost_models.reading.checked import Checked, Share, Text
 from hdpsim.errors import InfeasibleError
@@ -236,6 +237,14 @@ class Precision(Group):
     blocking_maxima: bool = switch(False, needs=(needs.DELAYED_SCALES,))
     """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
     and work waits for it (Transformer Engine before 1.4); off: once a step, or beside the work."""
+    bf16_layers: Share = switch(0.0, needs=(needs.NARROW,))
+    """Share of the layers whose products stay in BF16, as recipes keep the first or last ones; a layer of each kind
+    takes the mean of both."""
+    bf16_parts: Annotated[str, Text(is_parts, PARTS_WORDS)] | None = switch(
+        None, none="none", needs=(needs.NARROW,)
+    )
+    """Parts whose products stay in BF16 in every layer, joined by +: attention, latent (projections around latent
+    experts), prediction (layers of multi-token prediction, all of them)."""
     gradient_bytes: Literal[2, 4] = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
 

@@ -201,12 +201,13 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
         experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t     latent: l for h, + 2 x 2 l / t
         Mamba-2                2 (2 i + 2 G N + H) / t + 2 i / t (scan) + 2 i / t (gated; 1 B in fp8)
 
-    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits.
+    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits. bf16_layers
+    of a model in 8 bits are kept in 16: the mean is given.
     Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
     dropout: 12 h + 4 h g/a + 6 f per token over t; GPT (f = 4 h, masks): 34 h over t; without sequence
     parallelism 10 h + 24 h / t.
     Counted: tensors kept by flash attention and fused norms.  Ignored: rotary tables, norm statistics (4 B per
-    token), expert imbalance (tokens spread evenly), second copies that unfused frameworks keep.
+    token), expert imbalance (tokens spread evenly), second copies that unfused frameworks keep, bf16_parts.
     Source: arXiv 2205.05198 section 4 (GPT); for gates, grouped queries and experts the same derivation.
     """
     tp, hidden = layout.parallel.tp, model.hidden
@@ -214,7 +215,8 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
     fp8 = layout.precision.products != "bf16" and not model.frozen
     parts = parts_of(model)
     inputs = 1 if model.parallel_block else parts.blocks
-    gemm_input_bytes = FP8_BYTES if fp8 else BF16_BYTES
+    cast = 1.0 - layout.precision.bf16_layers if fp8 else 0.0
+    gemm_input_bytes = BF16_BYTES - cast * (BF16_BYTES - FP8_BYTES)
     read = 1 if model.frozen and (model.adapter_targets != "all" or moe) else inputs
     product_bytes = 0.0 if model.frozen and model.adapter_targets != "all" else gemm_input_bytes
     output = model.heads * model.value_dim / tp * parts.attention
@@ -224,7 +226,7 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
         linear_inputs=read * gemm_input_bytes * hidden / sharded,
         queries_keys_values=_queries_keys_values(model, layout),
         latents=_latents(model, layout),
-        attention_output=output * (BF16_BYTES + (FP8_BYTES if fp8 else 0.0)) + log_sums,
+        attention_output=output * (BF16_BYTES + cast * FP8_BYTES) + log_sums,
         mlp=_mlp(model, mlp_width(model, moe=moe) / tp, product_bytes),
         experts=_experts(model, layout, 0.0 if model.frozen else gemm_input_bytes) if moe else 0.0,
         dropout_masks=parts.blocks * MASK_BYTES * hidden / sharded if dropout else 0.0,

@@ -73,7 +73,7 @@ def state_bytes(
     gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
     gathered += WEIGHT_BYTES * two if level >= 3 else 0.0
     eight_bit = (
-        extra.eight_bit_copy_bytes * shard.matrices
+        extra.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
         if layout.precision.products != "bf16" and level < 3
         else 0.0
     )

@@ -8,6 +8,7 @@ of_layers, so that nothing else can be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -26,13 +27,21 @@ from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layer.mamba import MambaExchange
 from hdpsim.cost_models.layer.recomputation import layout_of_kind
 from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layout.groups import Precision
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.part_words import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
+from hdpsim.cost_models.transformer.layer_kinds import (
+    LayerKind,
+    as_layer,
+    kinds_of,
+    layer_counts,
+    prediction_counts,
+)
 from hdpsim.cost_models.transformer.matrices import prediction_matrix
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
@@ -84,6 +93,8 @@ class LayerPrices:
             None if model.mamba is None else MambaExchange(model, layout, cluster.gpu, cal, self.collectives)
         )
         self.head = OutputHead(model, layout, cluster.gpu, cal)
+        self._wide_shares = wide_shares(model, layout.precision)
+        self._wide = layer_prices(model, _all_wide(layout), cluster, cal) if self._wide_shares else None
         self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
         group = self.collectives.group(layout.parallel.tp)
         self._hosts = {kind: HostTime(one, layout, group, cal) for kind, (one, _) in alone.items()}
@@ -138,6 +149,13 @@ class LayerPrices:
 
     def host_s(self, kind: LayerKind, *, backward: bool) -> float:
         """Least time of one layer: what the host needs to launch it."""
+        narrow_s = self._narrow_host_s(kind, backward)
+        if self._wide is None:
+            return narrow_s
+        wide = self._wide_shares[kind]
+        return (1.0 - wide) * narrow_s + wide * self._wide.host_s(kind, backward=backward)
+
+    def _narrow_host_s(self, kind: LayerKind, backward: bool) -> float:
         return self._hosts[kind].layer_s(moe=kind.has_experts, backward=backward)
 
     def linear_sent(
@@ -160,7 +178,14 @@ class LayerPrices:
     def weight_gradient_s(self, tokens: Floats, kind: LayerKind) -> Floats:
         """[n]: the weight gradients of one layer's products; not to be changed."""
         what = f"weights of {kind.name}"
-        return self._once(what, (tokens,), (True,), lambda: self._costs[kind].weight_gradient_s(tokens))
+        return self._once(what, (tokens,), (True,), lambda: self._weight_gradient_s(tokens, kind))
+
+    def _weight_gradient_s(self, tokens: Floats, kind: LayerKind) -> Floats:
+        narrow_s = self._costs[kind].weight_gradient_s(tokens)
+        if self._wide is None:
+            return narrow_s
+        wide = self._wide_shares[kind]
+        return np.asarray((1.0 - wide) * narrow_s + wide * self._wide.weight_gradient_s(tokens, kind))
 
     def _once(
         self, what: str, columns: tuple[Ints | Floats, ...], sides: tuple[bool, ...], work: Callable[[], R]
@@ -173,6 +198,18 @@ class LayerPrices:
         return found
 
     def _terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+        narrow = self._terms_of_one_format_s(batches, tokens, sides)
+        if self._wide is None:
+            return narrow
+        wide = self._wide.terms_s(batches, tokens, sides)
+        shares = self._wide_shares
+        return {
+            key: (1.0 - shares[key[0]]) * rows + shares[key[0]] * wide[key] for key, rows in narrow.items()
+        }
+
+    def _terms_of_one_format_s(
+        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]
+    ) -> LayerTerms:
         linear = {kind: cost.times(tokens, *sides) for kind, cost in self._costs.items()}
         beside = [terms.total for terms in linear[self._beside]]
         rings = {
@@ -211,7 +248,7 @@ class LayerPrices:
             if moe and self._layout.experts.overlap:
                 self._hide_all_to_all(result[kind, False], result[kind, True])
             for side in sides:
-                least_s = self.host_s(kind, backward=side)
+                least_s = self._narrow_host_s(kind, side)
                 rows = result[kind, side]
                 blocking = self._layout.host.launch_blocking
                 hidden_s = 0.0 if blocking else self._behind_launches_s(cost, tokens, rows, side)
@@ -297,6 +334,33 @@ def layer_prices(model: Model, layout: Layout, cluster: Cluster, cal: Calibratio
     return LayerPrices(model, layout, cluster, cal)
 
 
+def wide_shares(model: Model, precision: Precision) -> dict[LayerKind, float]:
+    """Of each kind of layer the share whose products stay in 16 bits whatever the layout's format; empty: none.
+
+        share = (x layers + prediction layers, if they do) / (layers + prediction layers), of that kind
+
+    Counted: x = bf16_layers of every kind alike.
+    Ignored: that first and last layers are on the first and last stage of a pipeline.
+    Source: Megatron-Core, fp8_utils.py (is_first_last_bf16_layer); models/mamba, keep_mtp_spec_in_bf16.
+    """
+    predicts = "prediction" in parts_of_text(precision.bf16_parts) and model.mtp_layers > 0
+    if precision.products == "bf16" or not (precision.bf16_layers or predicts):
+        return {}
+    counts, more = dict(layer_counts(model)), dict(prediction_counts(model) if model.mtp_layers else ())
+    shares = {}
+    for kind in kinds_of(model):
+        layers, predicted = counts.get(kind, 0), model.mtp_layers * more.get(kind, 0)
+        wide = precision.bf16_layers * layers + (predicted if predicts else precision.bf16_layers * predicted)
+        shares[kind] = wide / (layers + predicted)
+    return shares
+
+
+def _all_wide(layout: Layout) -> Layout:
+    return layout.with_groups(
+        precision=replace(layout.precision, products="bf16", bf16_layers=0.0, bf16_parts=None)
+    )
+
+
 @shared(most=32)
 def _collectives(cluster: Cluster, calibration: NetworkCalibration) -> Collectives:
     return Collectives(FabricModel(cluster, calibration))
@@ -305,4 +369,6 @@ def _collectives(cluster: Cluster, calibration: NetworkCalibration) -> Collectiv
 def _prediction_gemms(model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> LayerGemms:
     inner, columns = prediction_matrix(model).shard(layout.parallel.tp)
     op = LinearOp(name="prediction_in", columns=columns, inner=inner)
-    return LayerGemms([op], layout, gpu, cal, precision=layout.precision.products, frozen=model.frozen)
+    wide = "prediction" in parts_of_text(layout.precision.bf16_parts)
+    precision = "bf16" if wide else layout.precision.products
+    return LayerGemms([op], layout, gpu, cal, precision=precision, frozen=model.frozen)

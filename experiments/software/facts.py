@@ -299,6 +299,12 @@ def _is_hybrid(config: RunConfig) -> bool:
     return known is not None and bool(known.layer_pattern)
 
 
+def _predicts_tokens(config: RunConfig) -> bool:
+    """Whether a hybrid has layers of multi-token prediction."""
+    known = named_model(config)
+    return known is not None and _is_hybrid(config) and known.mtp_layers > 0
+
+
 def _stated_bucket(config: RunConfig) -> float | None:
     stated = _BUCKET.search(config.notes)
     return float(stated[1]) * 2**20 / _BYTES_PER_PARAMETER if stated else None
@@ -329,6 +335,7 @@ FACTS: dict[str, Callable[[Run], bool]] = {
     "experts_repeated": lambda run: _repeated_experts(run.config) is not None,
     "hybrid": lambda run: _is_hybrid(run.config),
     "interleaves": interleaves,
+    "hybrid_predicting_tokens": lambda run: _predicts_tokens(run.config),
     "known_without_biases": _known_without_biases,
     "latent_attention": _latent_attention,
     "one_expert_per_gpu": lambda run: run.config.n_experts == (run.config.ep or 1),

@@ -49,6 +49,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.recompute_attention": ("rest", "0"),
     "layout.recompute_collectives": ("rest", "0.5"),
     "layout.precision": ("bf16", "fp8", "mxfp8"),
+    "layout.bf16_layers": ("0", "0.25"),
+    "layout.bf16_parts": ("none", "attention", "latent+prediction"),
     "layout.fp8_scaling": ("delayed", "tensor", "row"),
     "layout.attention_kernel": ("flash", "flash1", "flash2", "unfused"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.feasibility import check_layout, reasons_against
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layout.groups import Precision
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.part_words import is_parts
 from hdpsim.cost_models.memory.report import memory_report
-from hdpsim.cost_models.step.layer_prices import TERM_ROWS
+from hdpsim.cost_models.step.layer_prices import TERM_ROWS, wide_shares
 from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import sequence_flop
+from hdpsim.cost_models.transformer.layer_kinds import kinds_of
 from hdpsim.cost_models.transformer.model import Mamba, Model
 from hdpsim.cost_models.transformer.parameters import parameters
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, UserInputError
 
 HOPPER = calibration("hopper")
 CLUSTER = catalog.cluster_of("hgx-h100-80gb", 16)
@@ -245,3 +249,95 @@ def test_an_offloaded_hybrid_moves_the_mean_of_its_layers():
     assert wait >= 0.0
     assert wait <= 6 * transfer_s
     assert wait >= 6 * transfer_s - layer_s
+
+
+class TestPartsIn16Bits:
+    """bf16_layers and bf16_parts: what a recipe of 8 or 4 bits leaves in 16."""
+
+    PREDICTING = replace(HYBRID, mtp_layers=2, mtp_pattern="*E")
+
+    def test_shares_of_the_kinds_by_hand(self) -> None:
+        """HYBRID has 4 Mamba-2, 3 expert, 1 attention layer; two predicting layers add 2 and 2."""
+        layers = Precision(products="fp8", bf16_layers=0.25)
+        assert wide_shares(self.PREDICTING, layers) == dict.fromkeys(kinds_of(HYBRID), 0.25)
+        both = wide_shares(self.PREDICTING, replace(layers, bf16_parts="prediction"))
+        assert {kind.name: share for kind, share in both.items()} == pytest.approx(
+            {"MAMBA": 0.25, "EXPERTS": (0.25 * 3 + 2) / 5, "ATTENTION": (0.25 * 1 + 2) / 3}
+        )
+        assert wide_shares(HYBRID, Precision(products="fp8", bf16_parts="prediction+latent")) == {}
+        assert wide_shares(self.PREDICTING, replace(layers, products="bf16", bf16_layers=0.0)) == {}
+
+    @pytest.mark.parametrize("model", [HYBRID, PLAIN, EXPERTS])
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_layers_in_16_bits_cost_what_they_do_in_bf16(self, model: Model, graphs: bool) -> None:
+        """All of them: the step in BF16. A quarter: a quarter of the way."""
+        common: dict[str, Any] = {"ep": 4 if model.experts else 1, "cuda_graphs": graphs, "tp": 2}
+        narrow, wide = (terms(cost_of(model, precision=each, **common)) for each in ("fp8", "bf16"))
+        for share in (1.0, 0.25):
+            mixed = terms(cost_of(model, precision="fp8", bf16_layers=share, **common))
+            for ours, of_fp8, of_bf16 in zip(mixed, narrow, wide, strict=True):
+                rows = [row for name, row in TERM_ROWS.items() if name != "logits"]  # the head is no layer
+                expected = (1.0 - share) * of_fp8[rows] + share * of_bf16[rows]
+                assert ours[rows] == pytest.approx(expected)
+
+    def test_predicting_layers_in_16_bits_leave_the_others_alone(self) -> None:
+        """What two predicting layers add in 8 bits with it is what they add in BF16, but for a sum's rounding."""
+        rows = TERM_ROWS["gemm"]
+        added = {}
+        for precision, parts in (("fp8", None), ("fp8", "prediction"), ("bf16", None)):
+            base, more = (
+                terms(cost_of(model, ep=4, precision=precision, bf16_parts=parts))[0][rows]
+                for model in (HYBRID, self.PREDICTING)
+            )
+            added[precision, parts] = more - base
+        assert added["fp8", "prediction"] == pytest.approx(added["bf16", None])
+        assert (added["fp8", None] < added["bf16", None]).all()
+
+    @pytest.mark.parametrize("parts", ["attention", "latent", "latent+attention"])
+    def test_products_of_parts_in_16_bits(self, parts: str) -> None:
+        """They take longer than in 8 bits and less than all products in 16."""
+        found = [
+            terms(cost_of(HYBRID, ep=4, tp=2, precision=precision, bf16_parts=some))[1][TERM_ROWS["gemm"]]
+            for precision, some in (("fp8", None), ("fp8", parts), ("bf16", None))
+        ]
+        assert (found[0] < found[1]).all()
+        assert (found[1] < found[2]).all()
+
+    @settings(max_examples=30)
+    @given(
+        model=st.sampled_from([HYBRID, PREDICTING, PLAIN, EXPERTS]),
+        shares=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted),
+        precision=st.sampled_from(["fp8", "mxfp8"]),
+        parts=st.sampled_from([None, "attention", "prediction", "attention+latent+prediction"]),
+        pp=st.sampled_from([1, 2]),
+    )
+    def test_more_layers_in_16_bits_multiply_no_faster(
+        self, model: Model, shares: list[float], precision: str, parts: str | None, pp: int
+    ) -> None:
+        common: dict[str, Any] = {"precision": precision, "bf16_parts": parts, "pp": pp}
+        costs = [cost_of(model, bf16_layers=share, **common) for share in shares]
+        few, many = (terms(cost)[0] + terms(cost)[1] for cost in costs)
+        assert (few[TERM_ROWS["gemm"]] <= many[TERM_ROWS["gemm"]] * (1 + 1e-12)).all()
+        for cost, all_terms in zip(costs, (few, many), strict=True):
+            assert (cost.floor_by_kind_s[:, None] <= all_terms.sum(axis=0) * (1 + 1e-12)).all()
+
+    def test_kept_inputs_are_as_wide(self) -> None:
+        kept = [
+            memory_report(HYBRID, Layout(**layout), CLUSTER, ranks=16, tokens_per_rank=4096).activations
+            for layout in (
+                {"precision": "fp8"},
+                {"precision": "fp8", "bf16_layers": 0.5},
+                {"precision": "fp8", "bf16_layers": 1.0},
+                {"precision": "bf16"},
+            )
+        ]
+        assert kept[0] < kept[1] < kept[2]
+        assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
+        assert kept[2] == pytest.approx(kept[3])
+
+
+@pytest.mark.parametrize("text", ["", "mamba", "attention+attention", "attention + latent", "latent+"])
+def test_words_that_name_no_parts(text: str) -> None:
+    assert not is_parts(text)
+    with pytest.raises(UserInputError, match="bf16_parts"):
+        Layout(precision="fp8", bf16_parts=text)

@@ -44,6 +44,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.recompute": ("none", "selective", "full", "full"),
     "layout.precision": ("bf16", "bf16", "fp8"),
     "layout.fp8_scaling": ("delayed", "tensor", "row"),
+    "layout.bf16_layers": (0.0, 0.25),
+    "layout.bf16_parts": ("none", "attention", "prediction"),
     "layout.gradient_accumulation": ("fused", "separate", "cast"),
     "layout.expert_dispatch": ("all-to-all", "fused"),
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
