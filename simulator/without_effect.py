@@ -207,6 +207,7 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
     usual = replace(setup, layout=setup.layout.changed(cp_sharding=None)).cp_sharding
     same = f"{name}, which does so anyway" if setup.cp_sharding == usual else ""
     yield alone or cut or whole or same, _layout("cp_sharding")
+    yield alone or whole, _layout("cp_tolerance")
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:

@@ -78,6 +78,7 @@ class AttentionCost:
         of_nic = max(1.0, node.gpus / node.nics)  # GPUs that share one
         self._nic_shares = of_nic / min(self._rank_stride, of_nic)
         self._kernel, self._kind = layout.kernels.attention, layout.context.kind
+        self._tolerance = layout.context.tolerance
         self._heads = AttentionHeads.of(model, layout)
         self._mamba_heads = model.mamba.heads // layout.parallel.tp if model.mamba else None
         self._gathered_ring = self._kind == "gathered-ring"
@@ -330,7 +331,7 @@ class AttentionCost:
         """The attention of micro-batches as their planner deals it."""
         heads = self._heads
         widths = Widths(heads.heads * heads.query_dim, heads.kv_width, heads.output_width)
-        return disaggregated(tokens, offsets, group_size, widths)
+        return disaggregated(tokens, offsets, group_size, widths, self._tolerance)
 
     def _empty_s(self, cut: Cut, offsets: Ints, group_size: Floats, *, backward: bool) -> Floats:
         """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""

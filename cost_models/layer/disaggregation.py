@@ -9,8 +9,6 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 
-TOLERANCE = 0.1
-"""Ranks may attend so much less than the mean (hao-ai-lab/distca, d2/planner/planner.py: tolerance_factor)."""
 KEPT = 4096
 """Halves of micro-batches whose dealing is remembered: forward and backward ask for the same."""
 
@@ -63,7 +61,9 @@ class Disaggregated(NamedTuple):
     added: Floats
 
 
-def disaggregated(tokens: Ints, offsets: Ints, group_size: Floats, widths: Widths) -> Disaggregated:
+def disaggregated(
+    tokens: Ints, offsets: Ints, group_size: Floats, widths: Widths, tolerance: float
+) -> Disaggregated:
     """Deal the attention of the halves of every micro-batch.
 
     The first half ends with the document after which it is nearest to half of the tokens; it may be all of them. From
@@ -82,7 +82,8 @@ def disaggregated(tokens: Ints, offsets: Ints, group_size: Floats, widths: Width
             continue
         until = np.cumsum(own)
         cut = int(np.abs(2 * until - until[-1]).argmin()) + 1
-        halves = [_dealt(half.tobytes(), int(group_size[number]), widths) for half in (own[:cut], own[cut:])]
+        ranks = int(group_size[number])
+        halves = [_dealt(half.tobytes(), ranks, widths, tolerance) for half in (own[:cut], own[cut:])]
         pairs = halves[0].pairs + halves[1].pairs
         busiest = int(pairs.argmax())
         imbalance[number] = pairs[busiest] / pairs.mean()
@@ -96,13 +97,13 @@ def disaggregated(tokens: Ints, offsets: Ints, group_size: Floats, widths: Width
 
 
 @lru_cache(maxsize=KEPT)
-def _dealt(lengths: bytes, ranks: int, widths: Widths) -> Dealt:
+def _dealt(lengths: bytes, ranks: int, widths: Widths, tolerance: float) -> Dealt:
     documents = np.frombuffer(lengths, dtype=np.int64)
     if not len(documents):
         return Dealt(np.zeros(ranks), np.zeros(ranks), 0.0, 0.0, 0.0)
     pieces = _Pieces(documents, ranks)
     room = pieces.room
-    pieces.balance(widths)
+    pieces.balance(widths, tolerance)
     pairs = np.bincount(pieces.rank, weights=pieces.pairs, minlength=ranks).astype(np.float64)
     moved = pieces.moved()
     before = moved.queries * widths.queries + moved.keys * widths.keys_values
@@ -169,10 +170,10 @@ class _Pieces:
         """Of queries and keys, per piece."""
         return np.asarray(self.rows * (self.length + 1.0))
 
-    def balance(self, widths: Widths) -> None:
+    def balance(self, widths: Widths, tolerance: float) -> None:
         """Move pieces, or parts of them, from ranks above the mean to those below it.
 
-        Ranks are served by what they lack, most first, until they lack no more than TOLERANCE of the mean. Of all
+        Ranks are served by what they lack, most first, until they lack no more than *tolerance* of the mean. Of all
         pieces on ranks above the mean the one is taken whose move sends least for a pair: its queries, and keys and
         values of the whole document. It gives what the target lacks, what its rank has too much, or all it has.
         Source: hao-ai-lab/distca, d2/planner/planner.py, plan_items_greedy.
@@ -181,9 +182,9 @@ class _Pieces:
         surplus = np.bincount(self.rank, weights=pairs, minlength=self._ranks)
         mean = surplus.mean()
         surplus -= mean
-        targets = np.flatnonzero(surplus < -TOLERANCE * mean)
+        targets = np.flatnonzero(surplus < -tolerance * mean)
         for target in targets[np.argsort(surplus[targets], kind="stable")].tolist():
-            while -surplus[target] > TOLERANCE * mean:
+            while -surplus[target] > tolerance * mean:
                 movable = np.minimum(np.minimum(surplus[self.rank], -surplus[target]), pairs)
                 movable[(movable < self.length + 1.0) & (movable < pairs)] = (
                     0.0  # less than a row from either end

@@ -327,6 +327,8 @@ class Context(Group):
     keep_gathered: bool = switch(False, name="cp_keep_gathered", needs=(needs.GATHERED,))
     """all-gather: keys and values stay in memory as they were gathered, so that the backward gathers none again, as in
     the re-implementation of WLB-LLM beside DistCA."""
+    tolerance: Share = switch(0.1, name="cp_tolerance", needs=(needs.DEALT,))
+    """disaggregated: ranks may attend so much less than the mean before they get more (DistCA's tolerance_factor)."""
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )

@@ -63,4 +63,9 @@ GATHERED = Need(
     "cp_kind is {cp_kind}, not all-gather",
     lambda layout: layout.context.kind == "all-gather",
 )
+DEALT = Need(
+    "cp_kind: disaggregated",
+    "cp_kind is {cp_kind}, not disaggregated",
+    lambda layout: layout.context.kind == "disaggregated",
+)
 GRAPHS = Need("cuda_graphs", "cuda_graphs is false", lambda layout: layout.host.cuda_graphs)

@@ -28,6 +28,7 @@ class Benchmark:
     Attributes:
         models: its names of models -> those of the catalog.
         modes: how a step was run -> its packing and its kind of context parallelism.
+        unsized: keys of the layout of a mode's steps whose batches have no size: they are of earlier revisions.
         work_tokens: length at which linear work and attention of a document count the same to its packer.
         scenario: keys that all its steps share.
     """
@@ -35,6 +36,7 @@ class Benchmark:
     name: str
     models: Mapping[str, str]
     modes: Mapping[str, Mapping[str, str]]
+    unsized: Mapping[str, Mapping[str, Any]]
     work_tokens: float
     scenario: Mapping[str, Any]
 
@@ -51,6 +53,8 @@ class Benchmark:
         layout: dict[str, Any] = {"tp": tp, "rank_capacity": sum(step.lengths)}
         if "cp_kind" in mode:
             layout["cp_kind"] = mode["cp_kind"]
+        if step.columns.get("batch_size") is None:
+            layout |= self.unsized.get(step.columns["mode"], {})
         longest = max(step.lengths)
         return {
             **shared,
@@ -126,7 +130,7 @@ class Benchmark:
 def benchmarks() -> tuple[Benchmark, ...]:
     """All benchmarks that are known."""
     documents = [load_yaml(path) for path in sorted(_FOLDER.glob("*.yaml"))]
-    fields = ("name", "models", "modes", "work_tokens", "scenario")
+    fields = ("name", "models", "modes", "unsized", "work_tokens", "scenario")
     return tuple(Benchmark(**{name: document[name] for name in fields}) for document in documents)
 
 

@@ -20,6 +20,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.cp": ("auto", "1", "2", "4"),
     "layout.cp_sharding": ("auto", "document", "pack"),  # adaptive may choose document throughout
     "layout.cp_ring_kernels": ("fused", "eager"),
+    "layout.cp_tolerance": ("0.1", "0"),
     "layout.cp_kind": (
         "ring",
         "all-gather",
