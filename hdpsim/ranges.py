@@ -86,6 +86,7 @@ RANGES: Mapping[str, Range] = {
     "shard_ranks": Range(1, 10_000_000, "ranks"),
     "bucket_parameters": Range(1.0, 1e12, "parameters"),
     "expert_imbalance": Range(1.0, 1e4),
+    "loss_metrics": Range(0, 100, "metrics"),
     # the network between nodes
     "nodes_per_block": Range(1, 1_000_000, "nodes"),
     "blocks_per_pod": Range(1, 1_000_000, "blocks"),

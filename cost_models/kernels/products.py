@@ -131,6 +131,13 @@ FLASH1_HEAD_DIMS = (32, 64, 128)
 """FlashAttention 1.0.9, fmha_api.cpp: run_fmha_fwd and run_fmha_bwd choose among kernels of these."""
 
 
+TRITON_HEAD_DIMS = (16, 32, 64, 128)
+"""Dao-AILab/flash-attention, flash_attn_triton.py (BLOCK_HEADDIM: the next power of two)."""
+TRITON_SLOWDOWN = {False: 1.4, True: 2.0}
+"""Of FlashAttention in Triton beside FlashAttention-2, by side (backward): "around 1.3-1.5x" and "around 2x" on A100,
+arXiv 2307.08691, section 4.1."""
+
+
 class KernelRate(NamedTuple):
     """An older attention kernel beside the generation's best.
 
@@ -140,11 +147,13 @@ class KernelRate(NamedTuple):
     """
 
     rate: float = 1.0
-    """Of long sequences."""
+    """Of long sequences, in the backward at least."""
     ramp: float = 1.0
     """Its half lengths over the best kernel's."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions that it was compiled for; others are filled up to the next. None: any is as good."""
+    forward_gain: float = 1.0
+    """Of the forward's rate over the backward's."""
 
     @classmethod
     def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
@@ -154,10 +163,21 @@ class KernelRate(NamedTuple):
                 return cls(cal.flash1_rate, cal.flash2_rate, FLASH1_HEAD_DIMS)
             case "flash2":
                 return cls(cal.flash2_rate, cal.flash2_rate)
+            case "triton":
+                return cls(
+                    cal.flash2_rate / TRITON_SLOWDOWN[True],
+                    cal.flash2_rate,
+                    TRITON_HEAD_DIMS,
+                    TRITON_SLOWDOWN[True] / TRITON_SLOWDOWN[False],
+                )
             case "flash" | "unfused":
                 return BEST_KERNEL
             case _:
                 assert_never(kernel)
+
+    def rate_of(self, *, backward: bool) -> float:
+        """Rate of long sequences in a direction."""
+        return self.rate if backward else self.rate * self.forward_gain
 
     def filled(self, head_dim: float) -> float:
         """The head dimension that the kernel works with."""
@@ -198,7 +218,8 @@ def attention_rate_flop_per_s(
     if backward:
         half *= cal.attention_backward_ramp
     half *= kernel.ramp
-    dim_half = cal.attention_half_head_dim * kernel.rate
+    slower = kernel.rate_of(backward=backward)
+    dim_half = cal.attention_half_head_dim * slower
     if backward:
         dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
     share = BACKWARD_EXPONENTIALS if backward else FORWARD_EXPONENTIALS
@@ -206,7 +227,7 @@ def attention_rate_flop_per_s(
     filled = kernel.filled(head_dim)
     dims = head_dim / (filled + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
     with np.errstate(divide="ignore"):
-        return np.asarray(gpu.bf16_flop_per_s * efficiency * kernel.rate * dims / (1.0 + half / length))
+        return np.asarray(gpu.bf16_flop_per_s * efficiency * slower * dims / (1.0 + half / length))
 
 
 def attention_s(

@@ -79,7 +79,7 @@ class SegmentAttention:
         share = ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0
         with np.errstate(divide="ignore", invalid="ignore"):
             reached = share * rate * work_flop / (work_flop + ramp_flop)
-        joule_per_flop = self._cal.bf16_joule_per_flop / self._kernel_rate.rate
+        joule_per_flop = self._cal.bf16_joule_per_flop / self._kernel_rate.rate_of(backward=backward)
         slowdown = power_slowdown(reached, joule_per_flop, self._gpu, self._cal)
         return np.asarray((work_flop + ramp_flop) / rate * slowdown)
 

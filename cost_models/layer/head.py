@@ -17,6 +17,9 @@ LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, wri
 # Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
 # subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
 SEPARATE_LOSS_PASSES_BYTES = 48.0
+METRIC_BYTES = (
+    14.0  # torch.nn.CrossEntropyLoss of 16-bit logits without gradients: to fp32 2 + 4, log-softmax 4 + 4
+)
 
 
 class OutputHead:
@@ -53,7 +56,8 @@ class OutputHead:
         return self._products.weight_gradient_s(tokens)
 
     def loss_s(self, tokens: Floats) -> Floats:
-        """Cross-entropy, its gradient included."""
+        """Cross-entropy, its gradient included, and metrics that compute it again."""
         fused = self._layout.kernels.fused and self._layout.kernels.fused_loss
         passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
+        passes_bytes += METRIC_BYTES * self._layout.kernels.loss_metrics
         return memory_bound_s(passes_bytes * self._columns * tokens, self._gpu, self._cal)

@@ -21,7 +21,7 @@ RecomputeKind = Literal["none", "selective", "full"]
 ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
-AttentionKernel = Literal["flash", "flash1", "flash2", "unfused"]
+AttentionKernel = Literal["flash", "flash1", "flash2", "triton", "unfused"]
 RingKernels = Literal["fused", "eager"]
 ContextParallelKind = Literal[
     "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
@@ -278,8 +278,8 @@ class Kernels(Group):
     """Which operations are one kernel and which are several."""
 
     attention: AttentionKernel = switch("flash", name="attention_kernel")
-    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; unfused: the
-    scores go to memory and back."""
+    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; triton: that of
+    2022 in Triton; unfused: the scores go to memory and back."""
     fused: bool = switch(True, name="fused_kernels")
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
     joined_block: bool = False
@@ -287,6 +287,8 @@ class Kernels(Group):
     off: attention and MLP have products of their own (GPT-NeoX)."""
     fused_loss: bool = True
     """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
+    loss_metrics: Annotated[int, RANGES["loss_metrics"]] = 0
+    """Metrics of training that compute the cross-entropy of every micro-batch once more each, by PyTorch's kernels."""
     gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))
     """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
     kernels after a copy to the precision of the sum."""

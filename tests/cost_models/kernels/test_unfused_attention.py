@@ -73,6 +73,15 @@ def test_older_flash_kernels_run_at_their_rate() -> None:
     )
 
 
+@pytest.mark.parametrize(("backward", "slowdown"), [(False, 1.4), (True, 2.0)])
+def test_the_first_kernel_in_triton_is_slower_backward_than_forward(backward: bool, slowdown: float) -> None:
+    cal = replace(IDEAL, flash2_rate=0.5)
+    newer, older = (
+        alone(Layout(attention_kernel=kernel), cal=cal, backward=backward) for kernel in ("flash2", "triton")
+    )
+    assert older == pytest.approx(slowdown * newer, rel=1e-12)
+
+
 def test_selective_recomputation_repeats_the_scores_of_unfused_attention_only() -> None:
     batches = MicroBatches(
         segment_tokens=np.array([4096]), segment_offsets=np.array([0, 1]), group_size=np.array([1]),

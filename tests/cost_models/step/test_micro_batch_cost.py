@@ -81,6 +81,13 @@ class TestTerms:
         assert separate - fused == pytest.approx((48 - 12) * 4096 * VOCAB / 2 / HBM)
         assert eager == separate
 
+    def test_a_metric_of_the_loss_moves_the_logits_again(self) -> None:
+        none, two = (
+            term(ideal_cost(cluster=SLOW_MEMORY, layout=Layout(loss_metrics=metrics)), "logits", 4096)
+            for metrics in (0, 2)
+        )
+        assert two - none == pytest.approx(2 * 14 * 4096 * VOCAB / HBM)
+
     def test_embedding_gathers_rows(self) -> None:
         # norms and activations are switched off; the first stage reads and writes 2 B * 4096 per token
         cost = ideal_cost(layout=Layout(pp=2), cluster=SLOW_MEMORY)
