@@ -429,8 +429,9 @@ def _release(text: str, where_found: str, where: str) -> Test:
 def usual_release(run: Run, name: str) -> str | None:
     """The release of a stack that a run is taken to have used where its framework is *name* and nothing else.
 
-    The middle one of those of its year, the older of two: whoever states a year only may have had any of them. The
-    newest known one where the year has none. None: no stack has that name, or more than the name is said.
+    The middle one of those of its year, of two the newer: whoever states a year only may have had any of them, and the
+    older only until the newer came. The newest known one where the year has none. None: no stack has that name, or more
+    than the name is said.
     """
     if _framework(run).strip().lower() != name.lower():
         return None
@@ -439,7 +440,7 @@ def usual_release(run: Run, name: str) -> str | None:
         return None
     known = sorted(stack.releases, key=release_number)
     of_year = [release for release in known if stack.releases[release] == run.config.year]
-    return of_year[(len(of_year) - 1) // 2] if of_year else known[-1]
+    return of_year[len(of_year) // 2] if of_year else known[-1]
 
 
 def release_number(text: str) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ def test_a_plain_record_has_the_name_of_its_framework_and_facts_of_the_model() -
 
 def test_a_stack_without_release_is_the_middle_one_of_its_year() -> None:
     config = RunConfig(gpu="GB200", year=2026, framework="Megatron-Bridge", n_experts=8, ep=8)
-    assert usual_release(Run(config), "Megatron-Bridge") == "26.04"  # of 26.02, 26.04, 26.06 and 26.08
-    assert usual_release(Run(replace(config, year=2025)), "Megatron-Bridge") == "25.09"  # of 25.09 and 25.11
+    assert usual_release(Run(config), "Megatron-Bridge") == "26.04.01"  # the fourth of seven
+    assert usual_release(Run(replace(config, year=2025)), "Megatron-Bridge") == "25.11"  # of 25.09 and 25.11
     assert (
         usual_release(Run(replace(config, year=None)), "Megatron-Bridge") == "26.08"
     )  # as a scenario without one
