@@ -330,12 +330,6 @@ class Links:
         )
         return _even_routes(columns)
 
-    def storage_routes(self, nodes: ArrayLike) -> Routes:
-        """Reads from (or writes to) the remote storage: host memory of each node and the storage itself."""
-        numbers = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
-        memory = self.first["memory"] + numbers
-        return _even_routes(np.stack([memory, np.full_like(memory, self.first["storage"])], axis=-1))
-
 
 def _host_links(node: Node) -> int:
     """Links of a node between its GPUs and host memory."""

@@ -52,13 +52,11 @@ class FailureProfile:
         name: of the file.
         title: what was observed, in one line.
         causes: in the order of the file.
-        observed: share of a node-day behind the counts, for reports: (nodes, days), or None.
     """
 
     name: str
     title: str
     causes: tuple[FailureCause, ...]
-    observed: tuple[float, float] | None = None
 
     def per_s(self, nodes: int, links_per_node: int, scale: float = 1.0) -> tuple[float, ...]:
         """Events per second of each cause, for a job on that many nodes."""
@@ -127,7 +125,7 @@ def load_failure_profile(path: Path) -> FailureProfile:
     problems.raise_if_any()
     if total > 0:
         causes = _scaled_to(causes, total / 1000.0, links_per_node)
-    return FailureProfile(name=path.stem, title=title, causes=tuple(causes), observed=observed)
+    return FailureProfile(name=path.stem, title=title, causes=tuple(causes))
 
 
 def _observed(fields: Fields) -> tuple[float, float] | None:

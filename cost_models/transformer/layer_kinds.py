@@ -136,10 +136,5 @@ def as_layer(model: Model, kind: LayerKind) -> tuple[Model, bool]:
     return one, kind.has_experts
 
 
-def dominant_kind(model: Model) -> LayerKind:
-    """The kind that most layers are of a plain transformer."""
-    return LayerKind(bool(model.experts))
-
-
 def _occurring(counts: dict[LayerKind, int]) -> KindCounts:
     return tuple((kind, counts[kind]) for kind in sorted(counts) if counts[kind])

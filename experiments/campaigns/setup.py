@@ -75,7 +75,7 @@ class CampaignPlan:
         seeds: how many runs.
         seed: of the study.
         size: of a checkpoint.
-        unplanned_per_s, planned_per_s: rates of the failure profile on this job.
+        unplanned_per_s: rate of the failures that nobody planned.
         restart_s: mean time from failure to training, without waiting for nodes.
         closed_form_ettr: first-order expectation of the effective-training-time ratio.
         closed_form_valid: whether its assumptions hold here.
@@ -89,7 +89,6 @@ class CampaignPlan:
     seed: int
     size: CheckpointSize
     unplanned_per_s: float
-    planned_per_s: float
     restart_s: float
     closed_form_ettr: float
     closed_form_valid: bool
@@ -236,7 +235,6 @@ def plan_values(
         seed=values["seed"],
         size=size,
         unplanned_per_s=unplanned,
-        planned_per_s=planned,
         restart_s=restart,
         closed_form_ettr=ettr,
         closed_form_valid=valid,

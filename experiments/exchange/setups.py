@@ -14,8 +14,6 @@ from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import capacity_tokens
 
-AUTO = "auto"
-
 
 def usual_facts() -> dict[str, object]:
     """What every key has by default."""

@@ -47,7 +47,6 @@ class Diagnosis:
         tests: those that run, in the order of TESTS.
         misses: probability that a test overlooks a fault that it can see.
         false_positives: probability that a test finds fault with a healthy node.
-        recurrence_s: mean time until a fault that was overlooked stops the job again (exponential).
         most_rounds: rounds that may overlook a fault before people look for it.
     """
 
@@ -55,7 +54,6 @@ class Diagnosis:
     tests: tuple[TestName, ...] = TESTS
     misses: float = 0.0
     false_positives: float = 0.0
-    recurrence_s: float = 1800.0
     most_rounds: int = 3
 
     @property

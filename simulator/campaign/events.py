@@ -38,8 +38,8 @@ class Handling:
         manual_share: share of failures that need a person.
         manual_s: how long that takes, instead of diagnosis_s.
         repair_s: mean time until an evicted node is a spare again (exponential).
-        diagnosis_tests, diagnosis_misses, diagnosis_false_positives, diagnosis_rounds, fault_recurrence_s: see
-            Diagnosis.
+        diagnosis_tests, diagnosis_misses, diagnosis_false_positives, diagnosis_rounds: see Diagnosis.
+        fault_recurrence_s: mean time until a fault that was overlooked stops the job again (exponential).
         straggler_misses: probability that one look overlooks a slow node.
         straggler_false_positives: probability that one look takes a healthy node for a slow one.
     """
@@ -67,7 +67,6 @@ class Handling:
             tests=self.diagnosis_tests,
             misses=self.diagnosis_misses,
             false_positives=self.diagnosis_false_positives,
-            recurrence_s=self.fault_recurrence_s,
             most_rounds=self.diagnosis_rounds,
         )
 

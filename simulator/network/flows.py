@@ -29,7 +29,7 @@ import simpy
 from numpy.typing import ArrayLike
 from simpy.events import EventPriority
 
-from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.arrays import Bools, Ints
 from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.links import Links
@@ -92,11 +92,6 @@ class FlowNetwork:
     def used(self, links: Ints) -> Bools:
         """Whether any activity is on each of *links*."""
         return np.array([bool(self._use.users(link)) for link in links.tolist()], dtype=np.bool_)
-
-    @property
-    def load_bytes_per_s(self) -> Floats:
-        """[links]: what flows over each now."""
-        return self._use.loads()
 
     def _look_at(self, links: Ints) -> None:
         self._touched.append(links)

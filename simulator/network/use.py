@@ -92,10 +92,6 @@ class LinkUse:
         self._capacity[numbers] = self._nominal[numbers] * factor
         self._room[numbers] = CROWDED
 
-    def loads(self) -> Floats:
-        """[links]: what flows over each."""
-        return self.carried(np.arange(len(self._demand)))
-
     def find_short(self, touched: Ints) -> Ints:
         """Say anew which of the touched links are short; return those that are or were, and what changed with them."""
         touched = touched[self._demand.take(touched) > self._room.take(touched)]  # whoever was short has none

@@ -6,7 +6,7 @@ import gzip
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -139,6 +139,20 @@ def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[
 @pytest.fixture
 def each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who simulates the same setup on the same batch once more gets the result that there is."""
+    _simulate_once(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def lean_studies() -> Iterator[None]:
+    """The same for a module whose tests look at no note: nobody searches for settings without effect either."""
+    with pytest.MonkeyPatch.context() as patch:
+        _simulate_once(patch)
+        for module in ("studies.comparing.compare", "explaining.explain"):
+            patch.setattr(f"hdpsim.experiments.{module}.hidden_settings", lambda *_: ())
+        yield
+
+
+def _simulate_once(patch: pytest.MonkeyPatch) -> None:
     known: dict[tuple[Setup, bytes, int | None], StepResult] = {}
 
     def once(setup: Setup, lengths: NDArray[np.int64], *, mesh_degree: int | None = None) -> StepResult:
@@ -147,8 +161,8 @@ def each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known[key] = simulate_step(setup, lengths, mesh_degree=mesh_degree)
         return known[key]
 
-    monkeypatch.setattr("hdpsim.experiments.planning.search.work.simulate_step", once)
-    monkeypatch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", once)
+    patch.setattr("hdpsim.experiments.planning.search.work.simulate_step", once)
+    patch.setattr("hdpsim.experiments.studies.comparing.compare.simulate_step", once)
 
 
 class ThreadEngine:

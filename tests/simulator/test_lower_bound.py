@@ -40,7 +40,7 @@ def test_no_step_is_below_its_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(pipelines())
 def test_no_schedule_ends_below_the_bound(task: Task):
     assert_bounded(task.setup, task.lengths)

@@ -55,7 +55,7 @@ def test_engine_and_replay_agree_and_accounts_sum_to_the_step(task: Task):
     assert replay.account_s.min() >= -1e-9 * replay.step_s
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(tasks())
 def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
     strategy = replace(task.setup.strategy, dynamic_groups=True)
@@ -112,7 +112,7 @@ def test_a_plan_never_gets_slower_on_faster_parts(task: Task, part: str):
     assert play(faster(task.setup, part), plan) <= play(task.setup, plan) * (1 + 1e-9)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(pipelines(), st.sampled_from(sorted(FASTER)))
 def test_a_plan_never_gets_slower_on_faster_parts_under_any_schedule(task: Task, part: str):
     plan, *_ = plan_batch(task.setup, task.lengths)

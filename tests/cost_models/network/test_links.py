@@ -232,7 +232,7 @@ def test_copies_to_the_host() -> None:
     pairs = Links.of(shared, memory_bytes_per_s=1e12)
     assert pairs.host_routes([0, 1], "out").pattern().burst_bytes_per_s(pairs) == 55e9 / 2
     assert pairs.host_routes([1, 2], "out").pattern().burst_bytes_per_s(pairs) == 55e9
-    assert links.name(int(links.storage_routes(1).link[1])) == "storage"
+    assert links.name(links.first["storage"]) == "storage"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from hdpsim.experiments.explaining.explain import explain
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, scenario_names
 from hdpsim.simulator.step import StepResult, simulate_step
 
+pytestmark = pytest.mark.usefixtures("lean_studies")
+
 SMALL = ("data.batch=128K tokens", "data.context=8K", "layout.rank_capacity=8K")
 MODELS = {
     "dense": ("model.layers=8",),

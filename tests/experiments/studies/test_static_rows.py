@@ -17,6 +17,8 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.simulator.setup import Packing
 
+pytestmark = pytest.mark.usefixtures("lean_studies")
+
 PACKERS = st.sampled_from(get_args(Packing))
 CAPACITIES = st.sampled_from(("8K", "16K", "64K"))
 NAMES = st.sampled_from(("static", "hdp-naive", "hdp-opt"))
