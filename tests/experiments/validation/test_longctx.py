@@ -73,7 +73,7 @@ class TestSystems:
         source = "FlexSP arXiv 2412.01523 Fig 4"
         table = row(source=source, model="GPT-13B", strategy="DeepSpeed", dataset="Wikipedia")
         found = source_of(table).system(table)
-        assert found.columns == {"cp": 64}
+        assert found.columns == {"cp": "64"}
         assert found.keys(table)["layout"]["recompute_products"] == 0.667
         other = row(source=source, strategy="DeepSpeed", dataset="GitHub")
         assert source_of(other).system(other).columns == {}
