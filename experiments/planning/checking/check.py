@@ -96,8 +96,9 @@ def check(
     """Look for everything in the table of checks, and simulate the remedies.
 
     Raises:
-        InfeasibleError: the scenario cannot run.
+        InfeasibleError: the scenario cannot run, or mixes nodes.
     """
+    _ = scenario.cluster.node  # a cluster that mixes nodes has none, and says so before anything is simulated
     drawn = scenario.draw(batches)
     base = run_batches(scenario, drawn.lengths, independent=not drawn.use.repeated)
     if not base.results:

@@ -89,7 +89,7 @@ def test_the_resolved_scenario_reads_back(scenario: str, tmp_path: Path):
         (("explain",), 3, "mixes nodes"),
         (("campaign",), 3, "mixes nodes"),
         (("plan",), 3, "mixes nodes"),
-        pytest.param(("check",), 3, "mixes nodes", marks=pytest.mark.slow),
+        (("check",), 3, "mixes nodes"),
         (("scale", "--gpus", "8"), 3, "the size that its list of nodes says"),
         (("simulate", "--set", "software=megatron-core"), 3, "mixes nodes"),
         (("simulate", "--set", "gpus=8"), 3, "the size that its list of nodes says"),

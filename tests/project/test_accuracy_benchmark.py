@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "accuracy"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "accuracy"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "check_readme.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "check_readme.py"
 spec = importlib.util.spec_from_file_location("check_readme", SCRIPT)
 assert spec is not None
 assert spec.loader is not None

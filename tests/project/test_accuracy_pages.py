@@ -12,7 +12,7 @@ import pytest
 from hdpsim.experiments.records.prediction import predict_step
 from hdpsim.experiments.records.setup import PreparedRun
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
