@@ -298,12 +298,16 @@ def check_fits(setup: Setup, report: MemoryReport) -> None:
     if report.fits or not setup.memory.must_fit:
         return
     needed, available, where = report.total_bytes, report.capacity_bytes, f"each GPU of stage {report.stage}"
+    filled, remedy = f" ({report.largest_parts(3)})", "lower layout.rank_capacity or raise tp or pp"
     if needed <= available:
-        needed, available = report.host_bytes, report.host_capacity_bytes
+        needed, available, filled = report.host_bytes, report.host_capacity_bytes, ""
         where = f"the host for each GPU of stage {report.stage}"
+    elif report.state_bytes > available:
+        experts = ", layout.ep" if setup.model.experts else ""
+        remedy = f"fewer tokens do not help: spread what is trained (tp, pp{experts}, layout.sharding)"
     raise OutOfMemoryError(
         f"{report.tokens_per_rank} tokens per rank need {needed / 2**30:.1f} GiB on {where}, "
-        f"which has {available / 2**30:.1f} GiB; lower layout.rank_capacity or raise tp or pp",
+        f"which has {available / 2**30:.1f} GiB{filled}; {remedy}",
         needed,
         available,
     )

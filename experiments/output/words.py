@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -125,10 +124,3 @@ def parse_target(text: str, option: str = "--tokens") -> float:
 def memory_of(report: MemoryReport) -> str:
     """Peak over what there is: `60.4 of 79.2 GiB`."""
     return f"{report.total_bytes / _GIB:.1f} of {report.capacity_bytes / _GIB:.1f} GiB"
-
-
-def memory_parts(parts: Mapping[str, float], most: int = 4) -> str:
-    """The largest parts in GiB: `activations 41.9, optimizer 6.2, weights 4.1`."""
-    largest = sorted(parts.items(), key=lambda item: -item[1])[:most]
-    shown = [f"{name.replace('_', ' ')} {size / _GIB:.1f}" for name, size in largest if size >= 0.05 * _GIB]
-    return ", ".join(shown)

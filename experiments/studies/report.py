@@ -17,7 +17,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
-from hdpsim.experiments.output.words import memory_of, memory_parts
+from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.experiments.studies.links.cost_of_sharing import network_json
 from hdpsim.quoting import counted
@@ -321,7 +321,7 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
         ("the step is", split_words(outcome.shares())),
         (
             "memory",
-            f"{memory_of(first.memory)} ({fits_words(first.memory)}): {memory_parts(first.memory.parts)}",
+            f"{memory_of(first.memory)} ({fits_words(first.memory)}): {first.memory.largest_parts()}",
         ),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
         (

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hdpsim.cost_models.memory.report import largest_parts
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
-from hdpsim.experiments.output.words import memory_parts, span
+from hdpsim.experiments.output.words import span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.studies.comparing.compare import Mesh
@@ -313,7 +314,7 @@ def _result_lines(run: SweepRun) -> list[str]:
             among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
         lines.append(
             f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, "
-            f"memory {_memory_words(best)} GiB ({memory_parts(_at(result.result or {}, 'memory', 'parts'))})"
+            f"memory {_memory_words(best)} GiB ({largest_parts(_at(result.result or {}, 'memory', 'parts'))})"
             f"{_cost_words(best)}{_band_words(best)}."
         )
     if len(fastest) > MOST_FASTEST:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from simulator_setups import HOPPER, MODEL, small_cluster, small_setup
 
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import loading_s, planning_s
 from hdpsim.cost_models.transformer.flop import forward_flop, sequence_model_flop
@@ -92,7 +93,19 @@ def test_gpus_that_do_not_divide():
 def test_a_capacity_that_does_not_fit_is_out_of_memory():
     setup = small_setup(capacity=10_000_000, context=4096)
     with pytest.raises(
-        OutOfMemoryError, match=r"^10000000 tokens per rank need .* lower layout\.rank_capacity"
+        OutOfMemoryError,
+        match=r"^10000000 tokens per rank need .* \(activations .* lower layout\.rank_capacity",
+    ):
+        simulate_step(setup, LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees"), [("llama-3-70b", "tp, pp"), ("mixtral-8x22b", "tp, pp, layout.ep")]
+)
+def test_where_states_alone_do_not_fit_fewer_tokens_are_no_advice(model, degrees):
+    setup = replace(small_setup(capacity=128, context=4096), model=catalog.model(model))
+    with pytest.raises(
+        OutOfMemoryError, match=rf"fewer tokens do not help: spread .* \({degrees}, layout.sharding"
     ):
         simulate_step(setup, LENGTHS)
 

@@ -209,7 +209,7 @@ def _memory_table(checked: Checked) -> Table[list[MemoryReport]]:
         Column("", lambda reports: (reports[0].capacity_bytes - reports[0].total_bytes) / _GIB, heading="free",
                unit="GiB", format=".1f"),
         Column("", lambda reports: fits_probability(reports[0]), heading="fits", format=".0%"),
-        Column("", lambda reports: _largest_parts(reports[0]), heading="most of it (GiB)", left=True),
+        Column("", lambda reports: reports[0].largest_parts(3), heading="most of it (GiB)", left=True),
     )  # fmt: skip
     rows, title = list(alike.values()), "Memory of a GPU, by pipeline stage"
     if len(rows) > MOST_STAGES:
@@ -227,8 +227,3 @@ def _stages(numbers: list[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers)) if len(numbers) < 7 else f"{len(numbers)} stages from {numbers[0]} on"
-
-
-def _largest_parts(report: MemoryReport) -> str:
-    largest = sorted(report.parts.items(), key=lambda part: -part[1])[:3]
-    return ", ".join(f"{name} {amount / _GIB:.1f}" for name, amount in largest)

@@ -88,12 +88,10 @@ def _memory_lines(error: InfeasibleError, source: ScenarioSource, overrides: Ove
 
 
 def _stage_words(report: MemoryReport) -> str:
-    largest = sorted(report.parts.items(), key=lambda part: -part[1])[:4]
-    parts = ", ".join(f"{name} {amount / _GIB:.1f}" for name, amount in largest)
     host = ""
     if report.host_bytes > report.host_capacity_bytes:
         host = f"; host {report.host_bytes / _GIB:.1f} of {report.host_capacity_bytes / _GIB:.1f} GiB"
-    return f"{report.total_bytes / _GIB:.1f} of {report.capacity_bytes / _GIB:.1f} GiB ({parts}){host}"
+    return f"{report.total_bytes / _GIB:.1f} of {report.capacity_bytes / _GIB:.1f} GiB ({report.largest_parts()}){host}"
 
 
 def _repairs(source: ScenarioSource, overrides: Overrides) -> tuple[list[Repair], int]:

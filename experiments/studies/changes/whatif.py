@@ -11,7 +11,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
 from hdpsim.experiments.output.plots.changes import Fall, plot_waterfall
 from hdpsim.experiments.output.statistics import Estimate, estimate, estimate_json
-from hdpsim.experiments.output.words import memory_of, memory_parts
+from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.scenario.overrides import parse_override, split_group
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.comparing.static_rows import (
@@ -331,7 +331,7 @@ def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> t
     base = variants[0]
     lines = list(data_lines(variants))
     if base.feasible:
-        parts = memory_parts(base.outcome.results[0].memory.parts)
+        parts = base.outcome.results[0].memory.largest_parts()
         lines.append(f"Memory of the base, largest parts in GiB: {parts}.")
     if any(v.feasible and base.feasible and not v.paired_with(base) for v in variants):
         lines.append(

@@ -13,7 +13,6 @@ from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.output.words import (
     large_amount,
     memory_of,
-    memory_parts,
     with_duration,
 )
 from hdpsim.experiments.studies.cost_to_target import (
@@ -234,7 +233,7 @@ def resources_table(comparison: Comparison) -> Table[Outcome]:
         Column("", lambda outcome: memory_of(outcome.results[0].memory), heading="memory per GPU"),
         Column(
             "",
-            lambda outcome: memory_parts(outcome.results[0].memory.parts, 2),
+            lambda outcome: outcome.results[0].memory.largest_parts(2),
             heading="most of it (GiB)",
             left=True,
         ),
