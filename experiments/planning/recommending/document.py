@@ -69,7 +69,12 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
 
 
 def _type_json(result: TypeResult) -> dict[str, Any]:
-    known = {"gpu": result.gpu, "layout": result.layout, "looked_at": result.looked_at}
+    known = {
+        "gpu": result.gpu,
+        "layout": result.layout,
+        "looked_at": result.looked_at,
+        "all_layouts": result.complete,
+    }
     if result.offer is not None:
         memory = result.offer.memory
         return {
@@ -127,8 +132,10 @@ def _reason(result: TypeResult) -> str:
 def _notes(found: Recommendation) -> tuple[str, ...]:
     best = found.best
     asked = f"GPUs meet the date if they do with a probability of {found.confidence:.0%} (--confidence)."
+    searched = "Not all layouts were looked at: a larger --budget may find fewer GPUs, or cheaper ones."
     return (
         asked,
+        *(() if all(result.complete for result in found.types) else (searched,)),
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "
         f"{best.study.plan.seeds} runs of a campaign with failures, restarts and checkpoints (the keys campaign.*).",
         best.study.costs.price.note,

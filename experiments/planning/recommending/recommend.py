@@ -24,7 +24,7 @@ from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
     from hdpsim.experiments.planning.search.evaluation import Evaluated
-    from hdpsim.experiments.planning.search.search import Progress
+    from hdpsim.experiments.planning.search.search import Found, Progress
     from hdpsim.experiments.scenario.scenario import Scenario
 
     from .goal import Goal
@@ -54,6 +54,7 @@ class TypeResult:
         reason: why there is no offer.
         fastest: where none meets the goal, the number of GPUs that takes least, and its seconds with the confidence.
         looked_at: numbers of GPUs on which a step was simulated.
+        complete: whether every layout was looked at on every number of GPUs that was searched, and all were searched.
     """
 
     gpu: str
@@ -62,6 +63,7 @@ class TypeResult:
     reason: str = ""
     fastest: tuple[int, float] | None = None
     looked_at: int = 0
+    complete: bool = True
 
 
 class _Tried(NamedTuple):
@@ -164,16 +166,19 @@ class _OneType:
     def searched(self) -> TypeResult:
         """With the layouts that searches find for the numbers of GPUs that come up."""
         until_s = math.inf if self.budget_s is None else time.monotonic() + self.budget_s / SEARCHING
-        gpus, found = self._first_layouts()
+        gpus, first = self._first_layouts()
+        found, complete = first.best, first.complete
         if not found:
             return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
         tried: dict[Candidate, _Tried] = {}
         searched = {gpus}
         for number in range(ROUNDS):
             if tried and time.monotonic() > until_s:
+                complete = False
                 break
             if number:
-                found = self._layouts(gpus, number, [one.candidate for one in found]) or found
+                again = self._layouts(gpus, number, [one.candidate for one in found])
+                found, complete = again.best or found, complete and again.complete
             best = found[0]
             if best.candidate not in tried:
                 layout = self._with_degrees(gpus, best.candidate).overrides
@@ -189,7 +194,7 @@ class _OneType:
                 break
             searched.add(gpus := following)
         chosen = self._chosen(tuple(tried.values()))
-        return self._result(chosen.sizing, chosen.offer, words_of(chosen.layout))
+        return self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
 
     def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
         """The layout with the best offer; the last one where there is none."""
@@ -218,11 +223,14 @@ class _OneType:
         fewer = expected if expected > low else (low + now) // 2 // server * server
         return fewer if low < fewer < now else None
 
-    def _result(self, sizing: Sizing, offer: Offer | None, layout: str) -> TypeResult:
+    def _result(
+        self, sizing: Sizing, offer: Offer | None, layout: str, *, complete: bool = True
+    ) -> TypeResult:
         fastest = sizing.fastest()
         reason = "" if offer else "no number of GPUs meets the date" if fastest else "the layout cannot run"
         return TypeResult(
-            gpu=self.gpu, offer=offer, layout=layout, reason=reason, fastest=fastest, looked_at=sizing.looked_at
+            gpu=self.gpu, offer=offer, layout=layout, reason=reason, fastest=fastest, looked_at=sizing.looked_at,
+            complete=complete,
         )  # fmt: skip
 
     def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
@@ -269,23 +277,24 @@ class _OneType:
             servers *= 2
         return servers * node.gpus
 
-    def _first_layouts(self) -> tuple[int, list[Evaluated]]:
+    def _first_layouts(self) -> tuple[int, Found]:
         """Layouts for the first number of GPUs, or for more where none fits."""
         gpus = self._guess()
-        for _ in range(MOST_DOUBLINGS):
-            found = self._layouts(gpus)
-            if found:
-                return gpus, found
+        found = self._layouts(gpus)
+        for _ in range(MOST_DOUBLINGS - 1):
+            if found.best:
+                break
             gpus *= 2
-        return gpus // 2, []
+            found = self._layouts(gpus)
+        return gpus, found
 
-    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> list[Evaluated]:
+    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> Found:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
         sized = self._sized(gpus)
         space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])
         budget_s = None if self.budget_s is None else self.budget_s * SHARES[number]
         headroom = shipped_margin().headroom
-        return search(sized, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds).best
+        return search(sized, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds)
 
     def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
         """With the degrees that the scenario has and the candidate does not change."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from .evaluation import Contender, LayoutResults, Question, Task, most_score, ready
 from .space import Candidate, Changes
+from .survey import SHARE as SURVEY_SHARE
+from .survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 Kind = tuple[object, ...]
 Family = tuple[object, ...]
 
+CURIOSITY = 0.05
+"""By how much, as a share of the step, a layout that was not opened may be better than expected. Opening one takes a
+small part of a replay. It counts as long as opening has taken less time than replaying."""
+TWIN = 0.3
+"""Logarithm of a factor on what a twin is expected to take, for its place in the order alone."""
 LAST_SHARE = 0.5
 """Of the budget, at most, that is kept for the leaders at its end."""
 FINISHING_SHARE = 0.25
@@ -43,6 +50,7 @@ class Entry:
         contender: the candidate; None: none of the layout's is known.
         step_s: on the first batch, once it was replayed.
         took_s: wall-clock time of that.
+        twin: an earlier one is likely to be the same under another name.
     """
 
     site: Changes
@@ -52,13 +60,20 @@ class Entry:
     contender: Contender | None = None
     step_s: float = 0.0
     took_s: float = 0.0
+    twin: bool = False
 
     @cached_property
     def family(self) -> Family:
         """What it has in common with layouts whose estimates are off by about as much."""
         layout = dict(self.layout)
         keys = ("layout.tp", "layout.pp", "layout.sharding", "layout.recompute")
-        return (self.site, *(layout[key] for key in keys))
+        return (self.site, *(layout[key] for key in keys), layout.get("layout.ep"))
+
+    @cached_property
+    def corner(self) -> Family:
+        """The degrees that decide most about time and memory."""
+        layout = dict(self.layout)
+        return (self.site, *(layout.get(key) for key in ("layout.tp", "layout.pp", "layout.ep")))
 
     @property
     def guess_s(self) -> float:
@@ -114,9 +129,9 @@ class Estimates:
         ln step of a candidate = ln guess + correction of the strategy's kind + correction of the family of layouts
         ln step of a layout = ln rough step + mean of ln(best guess / rough step) in the family + the same corrections
 
-    The corrections are means of what was seen, those of families drawn towards what holds for all as if one more had
-    been seen. A kind that was not seen yet counts as the best that was, and so does that of a layout: every kind is
-    tried early.
+    The corrections are means of what was seen: of a family first, of a kind what its family does not explain. Those
+    of families are drawn towards the best one's as if one more had been seen. What was not seen yet, family or kind,
+    counts as the best that was, and so does the kind of a layout: each is tried early.
     """
 
     def __init__(self) -> None:
@@ -128,8 +143,8 @@ class Estimates:
         """Take over what a candidate took."""
         self.known = True
         off = log(entry.step_s / entry.guess_s)
-        self._kinds.add(entry.kind, off - self._families.drawn(entry.family, 0.0))
         self._families.add(entry.family, off - self._kinds.get(entry.kind, 0.0))
+        self._kinds.add(entry.kind, off - self._families.get(entry.family, 0.0))
 
     def opened(self, layout: Entry, candidates: list[Entry]) -> None:
         """Take over the guesses of a layout's candidates."""
@@ -139,7 +154,7 @@ class Estimates:
 
     def correction(self, family: Family, kind: Kind | None) -> float:
         """Of the logarithm of a guess."""
-        known = self._kinds.get(kind, self._kinds.least) + self._families.drawn(family, 0.0)
+        known = self._kinds.get(kind, self._kinds.least) + self._families.drawn(family, self._families.least)
         return known if kind is not None else known + self._layouts.drawn(family, self._layouts.overall)
 
 
@@ -149,7 +164,7 @@ class Waiting:
     def __init__(self, estimates: Estimates, worth: Callable[[Changes], float]) -> None:
         """*worth*: score of a step of one second on a site."""
         self._estimates, self._worth = estimates, worth
-        self._heaps: dict[tuple[Family, Kind | None], list[tuple[float, int, Entry]]] = {}
+        self._heaps: dict[tuple[Family, Kind | None, bool], list[tuple[float, int, Entry]]] = {}
         self._count = self._added = 0
 
     def __len__(self) -> int:
@@ -157,21 +172,23 @@ class Waiting:
 
     def add(self, entry: Entry) -> None:
         """One more."""
-        heap = self._heaps.setdefault((entry.family, entry.kind), [])
+        heap = self._heaps.setdefault((entry.family, entry.kind, entry.twin), [])
         self._count, self._added = self._count + 1, self._added + 1
         heappush(heap, (entry.guess_s, self._added, entry))
 
-    def take(self, *, like: Entry | None = None) -> Entry | None:
+    def take(self, *, like: Entry | None = None, curious: bool = False) -> Entry | None:
         """The most promising one, a candidate as long as none was replayed.
+
+        *curious*: layouts that were not opened count as better than they are expected to be.
 
         None if it has to be *like* another (on its site, and opened or not), and is not.
         """
         if not self._heaps:
             return None
-        unknown = not self._estimates.known and any(kind is not None for _, kind in self._heaps)
+        unknown = not self._estimates.known and any(kind is not None for _, kind, _ in self._heaps)
         best = min(
             (key for key in self._heaps if not unknown or key[1] is not None),
-            key=self._expected,
+            key=lambda key: self._expected(key, CURIOSITY if curious else 0.0),
         )
         entry = self._heaps[best][0][2]
         if like and (entry.site != like.site or (entry.contender is None) != (like.contender is None)):
@@ -182,10 +199,12 @@ class Waiting:
         self._count -= 1
         return entry
 
-    def _expected(self, key: tuple[Family, Kind | None]) -> tuple[float, int]:
+    def _expected(self, key: tuple[Family, Kind | None, bool], curiosity: float) -> tuple[float, int]:
         """Logarithm of one over the score of the first of a heap."""
         guess_s, number, entry = self._heaps[key][0]
-        return log(guess_s / self._worth(entry.site)) + self._estimates.correction(*key), number
+        expected = log(guess_s / self._worth(entry.site)) + self._estimates.correction(*key[:2])
+        expected += TWIN if entry.twin else 0.0
+        return expected - (curiosity if key[1] is None else 0.0), number
 
 
 @dataclass(kw_only=True)
@@ -217,9 +236,12 @@ class Race:
         """Still to be looked at."""
         self._own = [entry for entry in self.entries if entry.own]
         """Layouts as the scenario has them: opened first, since what runs today is a good place to begin."""
-        for entry in self.entries:
-            if not entry.own:
-                self.open.add(entry)
+        self._ready = ready(self.question)
+        others = [entry for entry in self.entries if not entry.own]
+        self._survey = None if self._ready.equal else Survey(others)
+        """Not where all sequences are equal: there a layout takes milliseconds, and nothing has to be replayed."""
+        for entry in others if self._survey is None else ():
+            self.open.add(entry)
         self.waiting: list[Entry] = []
         """Replayed on the first batch, not on all."""
         self._seeds: dict[Changes, Entry] = {}
@@ -231,11 +253,11 @@ class Race:
         self._replay_s = _Means()
         """Wall-clock time of a replay on the first batch, by strategy."""
         self._worth: dict[Changes, float] = {}
-        self._finishing_s = 0.0
+        self._looks: set[tuple[object, ...]] = set()
+        self._opening_s = self._replaying_s = self._finishing_s = 0.0
         self._finished = False
         """Whether any candidate was replayed on all batches."""
         self._began = time.monotonic()
-        self._ready = ready(self.question)
         self.outrun = 0
         """Candidates that a bound showed to be slower than the best ones before they were replayed."""
 
@@ -260,7 +282,7 @@ class Race:
     @property
     def over(self) -> bool:
         """Whether nothing is left."""
-        return not self._own and not self.open and not self.waiting
+        return not self._own and self._survey is None and not self.open and not self.waiting
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done next, until nothing is known to be."""
@@ -274,6 +296,11 @@ class Race:
                 entry = self._own.pop(0)
                 self._known[*entry.site, *entry.layout] = entry
                 yield self._task(entry, (entry.layout,))
+            elif self._survey is not None:
+                surveyed = self._surveyed()
+                if surveyed is not None:
+                    self._known[*surveyed.site, *surveyed.layout] = surveyed
+                    yield self._task(surveyed, (surveyed.layout,))
             elif leader is not None:
                 yield self._finish(leader)
             elif self.open:
@@ -293,6 +320,7 @@ class Race:
             return
         if task.layouts:
             self.opened += len(task.layouts)
+            self._opening_s += results.seconds
             parents = {layout: self._known.pop((*task.site, *layout)) for layout in task.layouts}
             for layout, parent in parents.items():
                 rivals = [
@@ -300,10 +328,15 @@ class Race:
                     for one, contender in results.contenders
                     if one == layout and contender.candidate.changes not in self._seeds
                 ]
+                for entry in rivals:
+                    entry.twin = self._seen(entry)
                 self._estimates.opened(parent, rivals)
+                if self._survey is not None:
+                    self._survey.opened(parent, fits=bool(rivals))
                 for entry in rivals:
                     self.open.add(entry)
             return
+        self._replaying_s += results.seconds
         for contender, step_s in results.first:
             entry = self._known[contender.candidate.changes]
             entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
@@ -322,6 +355,31 @@ class Race:
                 self.question.objective, tokens, setup, self.question.scenario.costs
             )
         return self._worth[site] / step_s
+
+    def _seen(self, entry: Entry) -> bool:
+        """Whether another layout of the same degrees had a candidate that looked the same to the last digit."""
+        contender = entry.contender
+        assert contender is not None
+        layout = dict(entry.layout)
+        own = [layout.get(key) for key in ("layout.vpp", "layout.sharding", "layout.optimizer_offload")]
+        variant = contender.candidate.changes[len(entry.site) + len(entry.layout) :]
+        looks = (entry.corner, *own, variant, contender.kind, contender.bounds_s, contender.ideal_s)
+        seen = looks in self._looks
+        self._looks.add(looks)
+        return seen
+
+    def _surveyed(self) -> Entry | None:
+        """The next layout of the survey; None where it has ended."""
+        assert self._survey is not None
+        deadline_s = self.question.deadline_s
+        entry = None
+        if deadline_s is None or time.monotonic() - self._began < SURVEY_SHARE * (deadline_s - self._began):
+            entry = self._survey.take()
+        if entry is None:
+            for other in self._survey.rest():
+                self.open.add(other)
+            self._survey = None
+        return entry
 
     def _first_score(self, entry: Entry) -> float:
         return self._score(entry.site, entry.step_s)
@@ -355,7 +413,8 @@ class Race:
 
     def _explore(self) -> Task | None:
         """Open the most promising layout, or replay the most promising candidates; None if they are outrun."""
-        first = entry = self.open.take()
+        curious = self._opening_s < self._replaying_s
+        first = entry = self.open.take(curious=curious)
         layouts, contenders, spent_s = [], [], 0.0
         while entry is not None:
             if entry.contender is None:
@@ -370,7 +429,7 @@ class Race:
                     contenders.append(entry.contender)
                     spent_s += self._expected_s(entry)
                 enough = self.slots == 1 or spent_s >= CHUNK_S
-            entry = None if enough else self.open.take(like=first)
+            entry = None if enough else self.open.take(like=first, curious=curious)
         if first is None or (not layouts and not contenders):
             return None
         return self._task(first, tuple(layouts), tuple(contenders))

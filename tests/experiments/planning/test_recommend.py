@@ -20,6 +20,7 @@ from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.campaigns.setup import sampling_error
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.headroom import shipped_margin
+from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
 from hdpsim.experiments.planning.recommending.recommend import recommend
 from hdpsim.experiments.planning.recommending.sizing import block_of
@@ -222,16 +223,23 @@ def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.Monke
         searches.append(scenario.cluster.gpus)
         return search(scenario, *given, **{**named, "budget_s": None})
 
-    def found(budget_s: float | None) -> int:
+    def found(budget_s: float | None) -> tuple[int, bool]:
         searches.clear()
         pinned = ("strategy.name=static", "layout.tp=2", "layout.recompute=none", "layout.sharding=zero1")
         goal = parse_goal("500B tokens in 3 days")
-        recommend(small("layout.recompute=none"), goal, budget_s=budget_s, pinned=pinned)
-        return len(searches)
+        answer = recommend_document(
+            recommend(small("layout.recompute=none"), goal, budget_s=budget_s, pinned=pinned)
+        )
+        said = any("Not all layouts were looked at" in note for note in answer.notes)
+        assert said is not answer.payload["best"]["all_layouts"]
+        return len(searches), said
 
     monkeypatch.setattr("hdpsim.experiments.planning.recommending.recommend.search", once)
     monkeypatch.setattr(
         "hdpsim.experiments.planning.recommending.recommend.time",
         SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)),
     )
-    assert found(60.0) == 1 < found(None)
+    assert found(60.0) == (1, True)
+    searched, said = found(None)
+    assert searched > 1
+    assert not said
