@@ -462,7 +462,7 @@ def _headroom(share: float) -> str:
 def _aside(found: Found) -> str:
     if not found.set_aside:
         return ""
-    return f", and {found.set_aside:,} replayed on the first batch only, where most were slower"
+    return f", and {found.set_aside:,} only at first sight, where most were slower"
 
 
 def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:

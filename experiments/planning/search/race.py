@@ -32,6 +32,10 @@ FINISHING_SHARE = 0.25
 """Of the time so far, at most, that goes into replaying the leaders in full; the rest looks for better ones."""
 TOGETHER = 8
 """Layouts of a task, where equal sequences make each a matter of milliseconds."""
+LEADERS = 2
+"""So many times the candidates that are wanted are replayed in full: a first look is off by some percent."""
+SLOWER = 3.0
+"""Time of a replay in full over that of a first look, per batch, as long as none was seen."""
 IN_TIME = 1.3
 """Time that is kept for the leaders, over what they are expected to take."""
 CHUNK_S = 0.2
@@ -213,8 +217,8 @@ class Race:
 
     1. The scenario's own layout is opened: it is refused if hardly any tokens fit, else it is bounded, and its
        candidates are listed. Then always the most promising layout is opened, or the most promising candidate is
-       replayed on the first batch.
-    2. Candidates that are among the best on the first batch are replayed on all batches.
+       looked at: quickly planned and replayed on the first batch.
+    2. Candidates that are among the best at first sight are replayed in full: on all batches, with the best plans.
 
     Attributes:
         question: what all have in common.
@@ -243,20 +247,24 @@ class Race:
         for entry in others if self._survey is None else ():
             self.open.add(entry)
         self.waiting: list[Entry] = []
-        """Replayed on the first batch, not on all."""
+        """Looked at, not replayed in full."""
         self._seeds: dict[Changes, Entry] = {}
         """Candidates that are tried first."""
         self._known: dict[Changes, Entry] = {}
         """What is being worked on, by its changes."""
         self._full: list[float] = []
-        """First-batch scores of those that were, or are being, replayed on all batches."""
+        """Scores at first sight of those that were, or are being, replayed in full."""
+        self._slower = _Means()
+        """Time of a replay in full over that of a first look, per batch."""
+        self._took_s: dict[Changes, float] = {}
+        """Time of the first look at what is being replayed in full."""
         self._replay_s = _Means()
-        """Wall-clock time of a replay on the first batch, by strategy."""
+        """Wall-clock time of a first look, by strategy."""
         self._worth: dict[Changes, float] = {}
         self._looks: set[tuple[object, ...]] = set()
         self._opening_s = self._replaying_s = self._finishing_s = 0.0
         self._finished = False
-        """Whether any candidate was replayed on all batches."""
+        """Whether any candidate was replayed in full."""
         self._began = time.monotonic()
         self.outrun = 0
         """Candidates that a bound showed to be slower than the best ones before they were replayed."""
@@ -316,6 +324,8 @@ class Race:
         """Learn from what became of a task."""
         if task.in_full:
             self._finishing_s += results.seconds / self.slots
+            looks_s = [self._took_s.pop(one.candidate.changes) for one in task.contenders]
+            self._slower.add(None, results.seconds / (sum(looks_s) * len(self._ready.lengths)))
             self._finished |= bool(results.evaluated)
             return
         if task.layouts:
@@ -337,11 +347,12 @@ class Race:
                     self.open.add(entry)
             return
         self._replaying_s += results.seconds
+        in_full = {one.candidate for one in results.evaluated}
         for contender, step_s in results.first:
             entry = self._known[contender.candidate.changes]
             entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
             self._estimates.learn(entry)
-            if len(self._ready.lengths) > 1:
+            if contender.candidate not in in_full:
                 self.waiting.append(entry)
         for contender in task.contenders:
             del self._known[contender.candidate.changes]
@@ -385,15 +396,16 @@ class Race:
         return self._score(entry.site, entry.step_s)
 
     def _leader(self) -> Entry | None:
-        """A candidate that is among the best on the first batch, if now is the time to replay it on all."""
-        count = self.question.count
+        """A candidate that is among the best at first sight, if now is the time to replay it in full."""
+        count = LEADERS * self.question.count
         ahead = sorted(self.waiting, key=self._first_score, reverse=True)[:count]
         best = sorted((*self._full, *map(self._first_score, ahead)), reverse=True)[:count]
         ahead = [entry for entry in ahead if self._first_score(entry) >= best[-1]]
         if not ahead:
             return None
         now, deadline_s = time.monotonic(), self.question.deadline_s
-        full_s = [entry.took_s * len(self._ready.lengths) / self.slots for entry in ahead]
+        slower = self._slower.get(None, SLOWER) * len(self._ready.lengths) / self.slots
+        full_s = [entry.took_s * slower for entry in ahead]
         if self._finishing_s + full_s[0] <= FINISHING_SHARE * (now - self._began):
             return ahead[0]
         if deadline_s is None:
@@ -408,6 +420,7 @@ class Race:
     def _finish(self, entry: Entry) -> Task:
         assert entry.contender is not None
         self.waiting.remove(entry)
+        self._took_s[entry.contender.candidate.changes] = entry.took_s
         self._full.append(self._first_score(entry))
         return self._task(entry, contenders=(entry.contender,), in_full=True)
 

@@ -53,7 +53,7 @@ class Found:
         outrun: candidates that a lower bound showed to be slower than the best ones.
         closest: of what memory refused, the candidate that lacks least, and the message.
         searched: candidates that were looked at to the end.
-        set_aside: candidates that were replayed on the first batch only.
+        set_aside: candidates that were looked at, but not replayed in full.
         complete: whether that is all of them.
         interrupted: Ctrl-C came before the end.
     """

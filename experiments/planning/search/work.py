@@ -39,6 +39,9 @@ from .evaluation import (
     usd_per_s,
 )
 
+DRAFTED = "hdp-opt"
+"""The strategy that plans a step from many drafts, or quickly from few."""
+
 
 class StoppedError(Exception):
     """Time was up in the middle of a replay."""
@@ -125,8 +128,13 @@ def _note(question: Question, one: Evaluated | None, results: LayoutResults) -> 
 
 
 def replay(task: Task) -> LayoutResults:
-    """Replay contenders: on the first batch, or in full where there is no other or the task says so."""
+    """Replay contenders: in full if the task says so, or if a first look would be no shorter.
+
+    A first look takes the first batch alone, and of hdp-opt's plans the one that few drafts give. Without a deadline
+    everything is replayed in full in the end.
+    """
     question, known, results = task.question, ready(task.question), LayoutResults()
+    hurries = question.deadline_s is not None
     for contender in task.contenders:
         if question.late:
             results.cut = True
@@ -134,8 +142,9 @@ def replay(task: Task) -> LayoutResults:
         candidate = contender.candidate
         try:
             setup = known.setups(task.site).of(candidate.changes)
-            if len(known.lengths) > 1 and not task.in_full:
-                results.first.append((contender, simulate_step(setup, known.lengths[0]).step_s))
+            if not task.in_full and (len(known.lengths) > 1 or (hurries and setup.strategy.name == DRAFTED)):
+                step = simulate_step(setup, known.lengths[0], quick=True)
+                results.first.append((contender, step.step_s))
                 continue
             one = replayed(
                 candidate, setup, question.scenario.costs, known.lengths, contender.bounds_s, question.objective,
