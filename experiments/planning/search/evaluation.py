@@ -285,6 +285,8 @@ class Task:
     contenders: tuple[Contender, ...] = ()
     """To be replayed, on all batches if *in_full*, else on the first."""
     in_full: bool = False
+    glance: bool = False
+    """One candidate that fits is enough to know of a layout."""
     may_stop: bool = False
     """Once time is up, between two batches: others were replayed in full."""
     least: float | None = None

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from math import log
 from typing import TYPE_CHECKING
 
+from .estimates import Estimates, Family, Kind, Means
 from .evaluation import Contender, LayoutResults, Question, Task, most_score, ready
 from .space import Candidate, Changes
 from .survey import SHARE as SURVEY_SHARE
@@ -17,9 +18,6 @@ from .survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-Kind = tuple[object, ...]
-Family = tuple[object, ...]
 
 CURIOSITY = 0.05
 """By how much, as a share of the step, a layout that was not opened may be better than expected. Opening one takes a
@@ -91,75 +89,6 @@ class Entry:
     def kind(self) -> Kind | None:
         """What a candidate has in common with those of other layouts."""
         return None if self.contender is None else self.contender.kind
-
-
-class _Means:
-    """Running means by key."""
-
-    def __init__(self) -> None:
-        self._sums: dict[object, tuple[float, int]] = {}
-        self._all = (0.0, 0)
-
-    def add(self, key: object, value: float) -> None:
-        """One more."""
-        total, count = self._sums.get(key, (0.0, 0))
-        self._sums[key] = total + value, count + 1
-        self._all = self._all[0] + value, self._all[1] + 1
-
-    def get(self, key: object, default: float) -> float:
-        """The mean of what was seen of a key."""
-        total, count = self._sums.get(key, (default, 1))
-        return total / count
-
-    def drawn(self, key: object, towards: float) -> float:
-        """The same, as if one more had been seen."""
-        total, count = self._sums.get(key, (0.0, 0))
-        return (total + towards) / (count + 1)
-
-    @property
-    def overall(self) -> float:
-        """Of all; 0 where there are none."""
-        return self._all[0] / max(1, self._all[1])
-
-    @property
-    def least(self) -> float:
-        """The least mean of a key; 0 where there is none."""
-        return min((total / count for total, count in self._sums.values()), default=0.0)
-
-
-class Estimates:
-    """Steps of the first batch: what is known of them beforehand, corrected by what relatives took.
-
-        ln step of a candidate = ln guess + correction of the strategy's kind + correction of the family of layouts
-        ln step of a layout = ln rough step + mean of ln(best guess / rough step) in the family + the same corrections
-
-    The corrections are means of what was seen: of a family first, of a kind what its family does not explain. Those
-    of families are drawn towards the best one's as if one more had been seen. What was not seen yet, family or kind,
-    counts as the best that was, and so does the kind of a layout: each is tried early.
-    """
-
-    def __init__(self) -> None:
-        self._kinds, self._families, self._layouts = _Means(), _Means(), _Means()
-        self.known = False
-        """Whether any candidate was replayed."""
-
-    def learn(self, entry: Entry) -> None:
-        """Take over what a candidate took."""
-        self.known = True
-        off = log(entry.step_s / entry.guess_s)
-        self._families.add(entry.family, off - self._kinds.get(entry.kind, 0.0))
-        self._kinds.add(entry.kind, off - self._families.get(entry.family, 0.0))
-
-    def opened(self, layout: Entry, candidates: list[Entry]) -> None:
-        """Take over the guesses of a layout's candidates."""
-        if candidates:
-            best_s = min(candidate.guess_s for candidate in candidates)
-            self._layouts.add(layout.family, log(best_s / layout.rough_s))
-
-    def correction(self, family: Family, kind: Kind | None) -> float:
-        """Of the logarithm of a guess."""
-        known = self._kinds.get(kind, self._kinds.least) + self._families.drawn(family, self._families.least)
-        return known if kind is not None else known + self._layouts.drawn(family, self._layouts.overall)
 
 
 class Waiting:
@@ -254,11 +183,11 @@ class Race:
         """What is being worked on, by its changes."""
         self._full: list[float] = []
         """Scores at first sight of those that were, or are being, replayed in full."""
-        self._slower = _Means()
+        self._slower = Means()
         """Time of a replay in full over that of a first look, per batch."""
         self._took_s: dict[Changes, float] = {}
         """Time of the first look at what is being replayed in full."""
-        self._replay_s = _Means()
+        self._replay_s = Means()
         """Wall-clock time of a first look, by strategy."""
         self._worth: dict[Changes, float] = {}
         self._looks: set[tuple[object, ...]] = set()
@@ -308,7 +237,7 @@ class Race:
                 surveyed = self._surveyed()
                 if surveyed is not None:
                     self._known[*surveyed.site, *surveyed.layout] = surveyed
-                    yield self._task(surveyed, (surveyed.layout,))
+                    yield self._task(surveyed, (surveyed.layout,), glance=True)
             elif leader is not None:
                 yield self._finish(leader)
             elif self.open:
@@ -328,6 +257,9 @@ class Race:
             self._slower.add(None, results.seconds / (sum(looks_s) * len(self._ready.lengths)))
             self._finished |= bool(results.evaluated)
             return
+        if task.glance:
+            self._glanced(self._known.pop((*task.site, *task.layouts[0])), results)
+            return
         if task.layouts:
             self.opened += len(task.layouts)
             self._opening_s += results.seconds
@@ -340,9 +272,7 @@ class Race:
                 ]
                 for entry in rivals:
                     entry.twin = self._seen(entry)
-                self._estimates.opened(parent, rivals)
-                if self._survey is not None:
-                    self._survey.opened(parent, fits=bool(rivals))
+                self._learn(parent, rivals)
                 for entry in rivals:
                     self.open.add(entry)
             return
@@ -351,7 +281,7 @@ class Race:
         for contender, step_s in results.first:
             entry = self._known[contender.candidate.changes]
             entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
-            self._estimates.learn(entry)
+            self._estimates.learn(entry.family, entry.kind, entry.guess_s, entry.step_s)
             if contender.candidate not in in_full:
                 self.waiting.append(entry)
         for contender in task.contenders:
@@ -367,6 +297,11 @@ class Race:
             )
         return self._worth[site] / step_s
 
+    def _learn(self, layout: Entry, candidates: Sequence[Entry]) -> None:
+        if candidates:
+            best_s = min(candidate.guess_s for candidate in candidates)
+            self._estimates.opened(layout.family, layout.rough_s, best_s)
+
     def _seen(self, entry: Entry) -> bool:
         """Whether another layout of the same degrees had a candidate that looked the same to the last digit."""
         contender = entry.contender
@@ -378,6 +313,16 @@ class Race:
         seen = looks in self._looks
         self._looks.add(looks)
         return seen
+
+    def _glanced(self, layout: Entry, results: LayoutResults) -> None:
+        """Learn from a layout of the survey; one that fits is opened when its turn comes."""
+        self._learn(layout, [replace(layout, contender=one) for _, one in results.contenders])
+        if results.contenders:
+            self.open.add(layout)
+        else:
+            self.opened += 1
+        if self._survey is not None:
+            self._survey.glanced(layout, fits=bool(results.contenders))
 
     def _surveyed(self) -> Entry | None:
         """The next layout of the survey; None where it has ended."""
@@ -458,8 +403,9 @@ class Race:
         contenders: tuple[Contender, ...] = (),
         *,
         in_full: bool = False,
+        glance: bool = False,
     ) -> Task:
         return Task(
             question=self.question, site=entry.site, layouts=layouts, contenders=contenders, in_full=in_full,
-            may_stop=self._finished, least=self.least(),
+            glance=glance, may_stop=self._finished, least=self.least(),
         )  # fmt: skip

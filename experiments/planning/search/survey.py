@@ -31,7 +31,7 @@ class Survey:
         self._done: list[deque[Entry]] = []
 
     def take(self) -> Entry | None:
-        """The next layout to open; None where every corner has shown one, or is being looked at."""
+        """The next layout to look at; None where every corner has shown one, or is being looked at."""
         if not self._corners:
             return None
         corner = self._corners.popleft()
@@ -39,7 +39,7 @@ class Survey:
         self._asked[id(entry)] = corner
         return entry
 
-    def opened(self, entry: Entry, *, fits: bool) -> None:
+    def glanced(self, entry: Entry, *, fits: bool) -> None:
         """Take over whether any candidate of a layout fits."""
         corner = self._asked.pop(id(entry), None)
         if corner is None:
@@ -50,7 +50,7 @@ class Survey:
             self._corners.appendleft(corner)
 
     def rest(self) -> Iterator[Entry]:
-        """End the survey: what it has not opened."""
+        """End the survey: what it has not looked at."""
         for corner in (*self._corners, *self._done, *self._asked.values()):
             yield from corner
         self._corners.clear()

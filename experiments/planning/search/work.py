@@ -111,6 +111,9 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             candidate=candidate, site=task.site, kind=kind, bounds_s=bounds_s, ideal_s=ideal_s
         )
         results.contenders.append((layout, contender))
+        if task.glance:
+            results.refused.clear()  # they are counted when the layout is opened
+            break
 
 
 def _price(task: Task, candidate: Candidate, setup: Setup, results: LayoutResults) -> None:

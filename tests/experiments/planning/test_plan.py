@@ -418,7 +418,7 @@ def test_a_budget_that_ends_early_says_so_and_has_exact_replays_only() -> None:
         assert one.tokens_per_s == pytest.approx(outcome.tokens_per_s.mean, rel=1e-12)
 
 
-def test_estimates_learn_from_relatives() -> None:
+def test_what_relatives_took_decides_who_is_next() -> None:
     def entry(tp: int, kind: str, guess_s: float) -> Entry:
         layout = {"layout.tp": tp, "layout.pp": 1, "layout.sharding": "zero1", "layout.recompute": "none"}
         contender = Contender(
@@ -429,11 +429,7 @@ def test_estimates_learn_from_relatives() -> None:
     estimates = Estimates()
     for tp, kind, took_s in ((1, "a", 2.0), (1, "b", 4.0)):
         one = entry(tp, kind, 1.0)
-        one.step_s = took_s
-        estimates.learn(one)
-    family = entry(1, "a", 1.0).family
-    assert estimates.correction(family, ("a",)) < estimates.correction(family, ("b",))
-    assert estimates.correction(family, ("new",)) == estimates.correction(family, ("a",))
+        estimates.learn(one.family, one.kind, one.guess_s, took_s)
     waiting = Waiting(estimates, lambda site: 1.0)
     slow, quick = entry(2, "b", 1.0), entry(2, "a", 1.5)
     waiting.add(slow)

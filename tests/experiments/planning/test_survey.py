@@ -20,7 +20,7 @@ def test_corners_end_with_their_first_layout_that_fits_and_the_rest_is_all_that_
     survey, opened = Survey(list(entries)), []
     while len(opened) < most and (taken := survey.take()):
         opened.append(taken)
-        survey.opened(taken, fits=entries[taken])
+        survey.glanced(taken, fits=entries[taken])
     rest = list(survey.rest())
     assert len({id(one) for one in (*opened, *rest)}) == len(opened) + len(rest) == len(entries)
     for corner in {one.corner for one in entries}:
@@ -37,7 +37,7 @@ def test_several_at_once_leave_their_corners_until_it_is_known_whether_they_fit(
     first, other, second = (entry(number, tp, 1, 1, False)[0] for number, tp in enumerate((1, 2, 1)))
     survey = Survey([first, other, second])
     assert (survey.take(), survey.take(), survey.take()) == (first, other, None)
-    survey.opened(first, fits=False)
-    survey.opened(other, fits=True)
+    survey.glanced(first, fits=False)
+    survey.glanced(other, fits=True)
     assert survey.take() is second
     assert list(survey.rest()) == []
