@@ -14,7 +14,6 @@ from hdpsim.experiments.software.facts import Run, interleaves, named_model
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import SHAPE, RunConfig
 
-_NEEDED = ("layers", "hidden", "heads", "ffn_hidden")
 _EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
 _BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")
 MOST_STAGES = 64
@@ -46,8 +45,6 @@ NOTHING: Filled = ({}, "")
 
 
 def _shape(config: RunConfig) -> Filled:
-    if all(getattr(config, column) is not None for column in _NEEDED):
-        return NOTHING
     known = named_model(config)
     if known is None:
         return NOTHING

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.software.choice import software_names
-from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
+from hdpsim.experiments.software.run import SHAPE, Precision, Recompute, RunConfig, Sharding, Task
 
 RUN = RunConfig(
     gpu="h100", n_gpus=16, gpus_per_node=8, year=2024, framework="NeMo", model_name="llama-3-8b", layers=8,
@@ -58,6 +58,32 @@ def test_every_record_has_a_time_or_a_reason(
     else:
         assert 0.0 < prediction.step_s < math.inf
         assert not prediction.reason
+
+
+@given(
+    name=st.sampled_from(catalog.names("model")),
+    empty=st.sets(st.sampled_from((*SHAPE, "kv_heads")), min_size=1),
+)
+@settings(deadline=None, max_examples=40)
+def test_what_the_name_tells_need_not_be_written(name: str, empty: set[str]) -> None:
+    """A mixture whose experts are left out is none the less one, and so are vocabularies and widths of heads."""
+    model = catalog.model(name)
+    stated = {column: getattr(model, field) for column, field in SHAPE.items()}
+    latent = model.latent_attention is not None
+    stated |= {"kv_heads": None if latent else model.kv_heads, "head_dim": None if latent else model.head_dim}
+    config = replace(
+        RUN,
+        model_name=name,
+        tp=1,
+        pp=1,
+        n_gpus=8,
+        gpu="gb300",
+        gpus_per_node=4,
+        global_batch_seqs=16,
+        **stated,
+    )
+    partly = replace(config, **dict.fromkeys(empty))
+    assert predict(partly).step_s == predict(config).step_s is not None
 
 
 @pytest.mark.parametrize(
