@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,7 +12,8 @@ from key_values import SWITCHES as VALUES
 
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.simulator.step import StepResult, simulate_step
+from hdpsim.simulator.planning import plan_batch
+from hdpsim.simulator.step import StepResult, simulate_plan
 
 Switches = dict[str, str]
 
@@ -69,10 +72,18 @@ def switches(draw: st.DrawFn) -> tuple[str, Switches]:
     return draw(st.sampled_from(sorted(MODELS))), chosen
 
 
-def step(model: str, chosen: Switches, executor: str = "replay") -> StepResult:
+def step(model: str, chosen: Switches, *executors: str) -> tuple[StepResult, ...]:
+    """The step of one plan, as each executor plays it."""
     changes = (*SMALL, *MODELS[model], *(f"{key}={value}" for key, value in chosen.items()))
-    scenario = load_scenario("quickstart-8gpu", (*changes, f"execution.executor={executor}"))
-    return simulate_step(scenario.setup(), scenario.batches(1)[0])
+    scenario = load_scenario("quickstart-8gpu", changes)
+    setup = scenario.setup()
+    plan, problem, report = plan_batch(setup, scenario.batches(1)[0])
+    return tuple(
+        simulate_plan(
+            replace(setup, execution=replace(setup.execution, executor=executor)), plan, problem, report
+        )
+        for executor in executors
+    )
 
 
 @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,7 +92,7 @@ def step(model: str, chosen: Switches, executor: str = "replay") -> StepResult:
 @example(("dense", {"layout.cp_kind": "all-gather", "strategy.name": "hdp-naive"}))
 def test_any_combination_runs_the_same_in_both_executors_or_says_why_not(case: tuple[str, Switches]) -> None:
     try:
-        replay, engine = step(*case), step(*case, "engine")
+        replay, engine = step(*case, "replay", "engine")
     except (InfeasibleError, ScenarioError):
         return
     assert 0.0 < replay.step_s < np.inf
@@ -110,7 +121,7 @@ def test_overlap_and_fusion_never_slow_the_static_mesh(
     # Whom disturbances hit hangs on the degree of context parallelism that auto takes, which quiet times decide.
     chosen |= {"execution.jitter": "0", "execution.gc_pause": "0s"}
     try:
-        before, after = (step(model, {**chosen, key: value}) for value in (slower, faster))
+        ((before,), (after,)) = (step(model, {**chosen, key: value}, "replay") for value in (slower, faster))
     except (InfeasibleError, ScenarioError):
         return
     if after.rank_capacity_tokens == before.rank_capacity_tokens:

@@ -14,7 +14,7 @@ from hdpsim.simulator.plan_pieces import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions
-from hdpsim.simulator.step import StepResult, simulate_step
+from hdpsim.simulator.step import StepResult, simulate_plan, simulate_step
 
 EPILOGUE = ("data", "parameter_gather", "gradient_sync", "optimizer")
 
@@ -46,9 +46,10 @@ def test_every_plan_keeps_the_contract(task: Task):
 @settings(max_examples=100)
 @given(tasks(noise=True))
 def test_engine_and_replay_agree_and_accounts_sum_to_the_step(task: Task):
-    replay = simulate_step(task.setup, task.lengths)
+    plan = plan_batch(task.setup, task.lengths)
+    replay = simulate_plan(task.setup, *plan)
     execution = replace(task.setup.execution, executor="engine")
-    engine = simulate_step(replace(task.setup, execution=execution), task.lengths)
+    engine = simulate_plan(replace(task.setup, execution=execution), *plan)
     assert engine.step_s == pytest.approx(replay.step_s, rel=1e-9)
     np.testing.assert_allclose(engine.account_s, replay.account_s, rtol=1e-9, atol=1e-9 * replay.step_s)
     np.testing.assert_allclose(replay.account_s.sum(axis=0), replay.step_s, rtol=1e-9)
