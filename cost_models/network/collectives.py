@@ -261,12 +261,17 @@ class Collectives:
         else:
             in_place = options == "half_in_place"
             times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in self._protocols}
-            if _has_pat(group):
+            if self._has_pat(group):
                 times["PAT"] = pat_time(wires, in_place)
             formulas = {name: time.seconds for name, time in times.items()}
         estimates = tuner.all_reduce if options == "all_reduce" else tuner.half
         fastest = wires.ring_step_s > 0 or not wires.calibration.nccl_picks
         return Picked(estimates, formulas, fastest=fastest)
+
+    def _has_pat(self, group: GroupShape) -> bool:
+        """NCCL has it since 2.23."""
+        old = self.fabric.calibration.nccl_before_2_18
+        return group.nodes > 1 and group.ranks_per_node == 1 and not old
 
     def half_options(
         self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False
@@ -275,7 +280,7 @@ class Collectives:
         wires = self.wires(group)
         half_s = partial(ring_half_s, in_place=in_place)
         options = {f"ring {one.name}": half_s(bytes_total, wires, one) for one in self._protocols}
-        if _has_pat(group):
+        if self._has_pat(group):
             options["PAT"] = pat_s(bytes_total, wires, in_place)
         return options
 
@@ -385,10 +390,6 @@ def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) ->
 
 def _on(wires: Wires, formula: Callable[[ArrayLike, Wires], Floats]) -> Callable[[Floats], Floats]:
     return lambda sizes: formula(sizes, wires)
-
-
-def _has_pat(group: GroupShape) -> bool:
-    return group.nodes > 1 and group.ranks_per_node == 1
 
 
 def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupShape) -> Floats:

@@ -121,6 +121,17 @@ def test_picks_of_an_old_release(size: int, algorithm: str) -> None:
     assert calls[-1].inputs["algorithm"] == algorithm
 
 
+def test_an_old_release_has_no_pat() -> None:
+    """It came with 2.23, for one GPU of a node."""
+    this = collectives("hgx-a100-80gb")
+    group = this.group(16, stride=8)
+    old = Collectives(
+        FabricModel(this.fabric.cluster, replace(this.fabric.calibration, nccl_before_2_18=True))
+    )
+    assert set(this.half_options(1e6, group)) - set(old.half_options(1e6, group)) == {"PAT"}
+    assert float(old.all_gather_s(1e3, group)) > float(this.all_gather_s(1e3, group))
+
+
 def test_where_a_faster_algorithm_is_picked_late_the_time_stays() -> None:
     estimates = {"slow": CollectiveTime(0.0, 1.0, 1e9), "fast": CollectiveTime(1.0, 1.0, 2e9)}
     truth = {"slow": CollectiveTime(0.0, 1.0, 1e9).seconds, "fast": CollectiveTime(0.0, 1.0, 4e9).seconds}
