@@ -36,7 +36,8 @@ _FOLDER = Path(__file__).parents[1] / "data"
 _NEVER = re.compile(r"(?!)")
 _NOT_OF_THE_NAME: dict[Kind, re.Pattern[str]] = {
     "gpu": re.compile(r"(?i)^NVIDIA\b"),  # as drivers say it
-    "model": re.compile(r"(?i)^.*/|[-_ ](?:hf|base|chat|instruct|it|v0\.\d)$"),  # as hubs do: owner, tuning
+    "model": re.compile(r"(?i)^\w[\w.-]*/(?=[^/]+$)|(?:[-_ ](?:hf|base|chat|instruct|it|v0\.\d))+$"),
+    # as hubs do: owner, tuning; more slashes, or a dot before them, are a path
     "node": _NEVER,
     "cluster": _NEVER,
 }

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.software.choice import software_names
 from hdpsim.experiments.software.run import SHAPE, Precision, Recompute, RunConfig, Sharding, Task
@@ -157,9 +158,16 @@ def test_gpus_are_known_as_their_drivers_name_them(spelled: str, name: str) -> N
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
         ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
         ("deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"),
     ],
 )
 def test_models_are_known_as_hubs_name_them(spelled: str, name: str) -> None:
     assert catalog.model(spelled).name == name
+
+
+@pytest.mark.parametrize("path", ["./llama-3-8b", "../llama-3-8b", "/models/llama-3-8b", "my/own/llama-3-8b"])
+def test_a_path_to_nothing_is_no_model_of_the_catalog(path: str) -> None:
+    with pytest.raises(HdpSimError, match="there is no model"):
+        catalog.model(path)
