@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
+from hdpsim.cost_models.layout.part_words import parts_of_text
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.layer_kinds import kinds_of
 from hdpsim.cost_models.transformer.model import Model
@@ -122,6 +123,9 @@ def _of_precision(setup: Setup) -> Iterator[Rule]:
     yield wide, _keys("memory", "eight_bit_copy_bytes")
     sharded = "sharding is zero3" if layout.sharding.kind == "zero3" else ""
     yield sharded, _keys("memory", "eight_bit_copy_bytes")
+    has = {"attention": True, "latent": setup.model.expert_latent, "prediction": setup.model.mtp_layers}
+    some = any(has[part] for part in parts_of_text(layout.precision.bf16_parts))
+    yield "" if some else f"{setup.model.name} has no such parts", _layout("bf16_parts")
 
 
 def _of_experts(setup: Setup) -> Iterator[Rule]:

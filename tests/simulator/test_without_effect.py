@@ -48,6 +48,10 @@ def named(layout: Layout, model: Model = MODEL) -> tuple[str, ...]:
             {"expert_padding": True, "precision": "fp8"},
             "expert_padding = true changes nothing: llama-3-8b has no",
         ),
+        (
+            {"bf16_parts": "latent+prediction", "precision": "fp8"},
+            "bf16_parts = latent+prediction changes nothing: llama-3-8b has no such parts",
+        ),
         ({"tp_batch_first": True}, "tp_batch_first = true changes nothing: tp is 1"),
         (
             {"cuda_graph_scope": "iteration"},
@@ -68,6 +72,7 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
         {"gather_lists": True, "shard_copies": "gradients", "sharding": "zero3"},
         {"recompute": "full", "recompute_products": 0.5, "recompute_attention": 0.0},
         {"precision": "fp8", "separate_scale_updates": True, "blocking_maxima": True},
+        {"precision": "fp8", "bf16_parts": "attention+latent"},
         {"precision": "fp8", "fp8_scaling": "row", "tp": 2, "tp_batch_first": True},
         {"deferred_head_gradient": True, "pp": 4},
         {"cuda_graphs": True, "cuda_graph_scope": "iteration"},
