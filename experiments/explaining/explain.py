@@ -35,7 +35,7 @@ Document = dict[str, Any]
 _MEANING = {
     "gemm": "matrix products of all layers, forward and backward",
     "attention": "attention kernels, forward and backward",
-    "ring_merge": "putting together what the steps of ring attention computed",
+    "ring_merge": "putting together what a ring's steps computed; copies of what disaggregated attention sends",
     "ring_wait": "context-parallel transfers that attention does not hide",
     "small_kernels": "memory-bound kernels: norms, residuals, rotary embedding, activation, embedding table",
     "tp_communication": "tensor-parallel collectives that are not hidden, agreement on maxima of 8-bit tensors",
