@@ -304,7 +304,7 @@ def check_fits(setup: Setup, report: MemoryReport) -> None:
         where = f"the host for each GPU of stage {report.stage}"
     elif report.state_bytes > available:
         experts = ", layout.ep" if setup.model.experts else ""
-        remedy = f"fewer tokens do not help: spread the parameters (tp, pp{experts}, layout.sharding)"
+        remedy = f"fewer tokens do not help: spread the parameters (tp, pp{experts}, layout.sharding, gpus)"
     raise OutOfMemoryError(
         f"{report.tokens_per_rank} tokens per rank need {needed / 2**30:.1f} GiB on {where}, "
         f"which has {available / 2**30:.1f} GiB{filled}; {remedy}",

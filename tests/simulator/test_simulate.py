@@ -105,7 +105,7 @@ def test_a_capacity_that_does_not_fit_is_out_of_memory():
 def test_where_states_alone_do_not_fit_fewer_tokens_are_no_advice(model, degrees):
     setup = replace(small_setup(capacity=128, context=4096), model=catalog.model(model))
     with pytest.raises(
-        OutOfMemoryError, match=rf"fewer tokens do not help: spread .* \({degrees}, layout.sharding"
+        OutOfMemoryError, match=rf"fewer tokens do not help: spread .* \({degrees}, layout.sharding, gpus"
     ):
         simulate_step(setup, LENGTHS)
 
