@@ -70,7 +70,7 @@ def test_most_releases_are_of_a_framework_and_year_that_no_shipped_record_has() 
         for release in RELEASES
         if (read_software(release).framework, read_software(release).year) not in SHIPPED
     ]
-    assert len(unseen) > 0.9 * len(RELEASES)
+    assert len(unseen) > 0.85 * len(RELEASES)
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
