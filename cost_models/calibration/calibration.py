@@ -213,6 +213,7 @@ _OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gp
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
 _KEYS = {"name", "generation", "gpus", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
+_SWITCHES = {f.name for f in fields(NetworkCalibration) if isinstance(f.default, bool)}
 _ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
 _OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
 """Words for what was measured where it was no kernel."""
@@ -231,7 +232,7 @@ def _entry(data: object, where: str, key: str) -> CalibrationEntry:
             f"an entry has {', '.join(sorted(_ENTRY_KEYS))}"
         )
     value = data["value"]
-    switch = key == "nvls"
+    switch = key in _SWITCHES
     if switch:
         if not isinstance(value, bool):
             raise CatalogError(f"{place}.value: must be true or false, got {quoted(value)}")

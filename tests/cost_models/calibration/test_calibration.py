@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import Field, fields
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hdpsim.cost_models.calibration.calibration import (
     calibration_names,
     load_calibration,
 )
+from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import CatalogError
 
@@ -166,3 +167,11 @@ def test_gpus_of_a_calibration_are_a_list_of_names(tmp_path: Path, gpus: object)
     path = write(tmp_path / "mine.yaml", extra=f"gpus: {json.dumps(gpus)}")
     with pytest.raises(CatalogError, match="gpus: must be a list of names"):
         load_calibration(path)
+
+
+@pytest.mark.parametrize("setting", fields(NetworkCalibration), ids=lambda setting: setting.name)
+def test_every_setting_of_the_network_may_stand_in_a_file(setting: Field[float], tmp_path: Path) -> None:
+    value = not setting.default if isinstance(setting.default, bool) else setting.default
+    entry = json.dumps({"value": value, "meaning": "-", "source": "-"})
+    path = write(tmp_path / "mine.yaml", extra=f"network: {{{setting.name}: {entry}}}")
+    assert getattr(load_calibration(path).network, setting.name) == value
