@@ -153,12 +153,14 @@ def lean_studies() -> Iterator[None]:
 
 
 def _simulate_once(patch: pytest.MonkeyPatch) -> None:
-    known: dict[tuple[Setup, bytes, int | None], StepResult] = {}
+    known: dict[tuple[Setup, bytes, int | None, bool], StepResult] = {}
 
-    def once(setup: Setup, lengths: NDArray[np.int64], *, mesh_degree: int | None = None) -> StepResult:
-        key = (setup, lengths.tobytes(), mesh_degree)
+    def once(
+        setup: Setup, lengths: NDArray[np.int64], *, mesh_degree: int | None = None, quick: bool = False
+    ) -> StepResult:
+        key = (setup, lengths.tobytes(), mesh_degree, quick)
         if key not in known:
-            known[key] = simulate_step(setup, lengths, mesh_degree=mesh_degree)
+            known[key] = simulate_step(setup, lengths, mesh_degree=mesh_degree, quick=quick)
         return known[key]
 
     patch.setattr("hdpsim.experiments.planning.search.work.simulate_step", once)

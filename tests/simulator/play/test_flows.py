@@ -177,10 +177,10 @@ def test_a_nic_that_eight_gpus_share_costs_what_its_flows_take_from_each_other()
     # hidden gather in the forward, and of a hidden sum in the backward; each flow gets a tenth, 4.85 GB/s:
     #     gather   7.99 MB: 1.65 ms; the ring, alone at 19.7 GB/s, falls behind by 1.65 x (1 - 4.85 / 19.7) = 1.24 ms
     #     sum     15.98 MB: 3.29 ms; the ring, alone at 21.7 GB/s, falls behind by 3.29 x (1 - 4.85 / 21.7) = 2.56 ms
-    # Nothing else holds the step up: 3.80 of 65.8 ms are 5.8 %. With a NIC for each GPU there is next to nothing.
+    # Nothing else holds the step up: 3.80 of 65.8 ms are 5.8 %. With a NIC for each GPU it is 0.3 %.
     alone_each = simulate_step(small_nics(8), LENGTHS)
     assert alone_each.network is not None
-    assert alone_each.network.contention(alone_each.step_s) < 1e-3
+    assert alone_each.network.contention(alone_each.step_s) < 5e-3
     of = small_nics(1)
     step = simulate_step(replace(of, execution=replace(FLOWS, record_links=True)), LENGTHS)
     network = step.network
