@@ -233,11 +233,9 @@ class Race:
                 entry = self._own.pop(0)
                 self._known[*entry.site, *entry.layout] = entry
                 yield self._task(entry, (entry.layout,))
-            elif self._survey is not None:
-                surveyed = self._surveyed()
-                if surveyed is not None:
-                    self._known[*surveyed.site, *surveyed.layout] = surveyed
-                    yield self._task(surveyed, (surveyed.layout,), glance=True)
+            elif (surveyed := self._surveyed()) is not None:
+                self._known[*surveyed.site, *surveyed.layout] = surveyed
+                yield self._task(surveyed, (surveyed.layout,), glance=True)
             elif leader is not None:
                 yield self._finish(leader)
             elif self.open:
@@ -325,13 +323,13 @@ class Race:
             self._survey.glanced(layout, fits=bool(results.contenders))
 
     def _surveyed(self) -> Entry | None:
-        """The next layout of the survey; None where it has ended."""
-        assert self._survey is not None
-        deadline_s = self.question.deadline_s
-        entry = None
-        if deadline_s is None or time.monotonic() - self._began < SURVEY_SHARE * (deadline_s - self._began):
-            entry = self._survey.take()
-        if entry is None:
+        """The next layout of the survey; None where it has ended, or waits for what was asked."""
+        if self._survey is None:
+            return None
+        deadline_s, spent_s = self.question.deadline_s, time.monotonic() - self._began
+        in_time = deadline_s is None or spent_s < SURVEY_SHARE * (deadline_s - self._began)
+        entry = self._survey.take() if in_time else None
+        if entry is None and not (in_time and self._survey.waits):
             for other in self._survey.rest():
                 self.open.add(other)
             self._survey = None

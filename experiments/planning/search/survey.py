@@ -39,6 +39,11 @@ class Survey:
         self._asked[id(entry)] = corner
         return entry
 
+    @property
+    def waits(self) -> bool:
+        """Whether corners may have more to look at, once it is known whether what is being looked at fits."""
+        return bool(self._asked)
+
     def glanced(self, entry: Entry, *, fits: bool) -> None:
         """Take over whether any candidate of a layout fits."""
         corner = self._asked.pop(id(entry), None)

@@ -36,8 +36,11 @@ def test_corners_end_with_their_first_layout_that_fits_and_the_rest_is_all_that_
 def test_several_at_once_leave_their_corners_until_it_is_known_whether_they_fit():
     first, other, second = (entry(number, tp, 1, 1, False)[0] for number, tp in enumerate((1, 2, 1)))
     survey = Survey([first, other, second])
+    assert not survey.waits
     assert (survey.take(), survey.take(), survey.take()) == (first, other, None)
+    assert survey.waits
     survey.glanced(first, fits=False)
     survey.glanced(other, fits=True)
+    assert not survey.waits
     assert survey.take() is second
     assert list(survey.rest()) == []
