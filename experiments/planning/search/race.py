@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CURIOSITY = 0.05
-"""By how much, as a share of the step, a layout that was not opened may be better than expected. Opening one takes a
-small part of a replay. It counts as long as opening has taken less time than replaying."""
+"""By how much, as a share of the step, layouts that were not opened count as better than expected as long as opening
+has taken less time than replaying, and as worse after that: both get about half of the time."""
 TWIN = 0.3
 """Logarithm of a factor on what a twin is expected to take, for its place in the order alone."""
 LAST_SHARE = 0.5
@@ -112,7 +112,7 @@ class Waiting:
     def take(self, *, like: Entry | None = None, curious: bool = False) -> Entry | None:
         """The most promising one, a candidate as long as none was replayed.
 
-        *curious*: layouts that were not opened count as better than they are expected to be.
+        *curious*: layouts that were not opened count as better than they are expected to be; else as worse.
 
         None if it has to be *like* another (on its site, and opened or not), and is not.
         """
@@ -121,7 +121,7 @@ class Waiting:
         unknown = not self._estimates.known and any(kind is not None for _, kind, _ in self._heaps)
         best = min(
             (key for key in self._heaps if not unknown or key[1] is not None),
-            key=lambda key: self._expected(key, CURIOSITY if curious else 0.0),
+            key=lambda key: self._expected(key, CURIOSITY if curious else -CURIOSITY),
         )
         entry = self._heaps[best][0][2]
         if like and (entry.site != like.site or (entry.contender is None) != (like.contender is None)):
