@@ -56,7 +56,7 @@ _TEXTS: dict[str, Callable[[Run], str]] = {
 }
 _ONE_OF_NONE = ("tp", "pp", "cp", "ep")  # a degree that nobody states is 1
 _NUMBERS = (
-    *_ONE_OF_NONE, "n_gpus", "year", "n_experts", "topk", "kv_heads", "micro_batch", "vpp", "dp",
+    *_ONE_OF_NONE, "year", "n_experts", "topk", "kv_heads", "micro_batch", "vpp", "dp",
     "sequences_per_replica",
 )  # fmt: skip
 _WORDS = ("zero_stage", "precision", "recompute", "task", "gated_mlp", "family", "sp")

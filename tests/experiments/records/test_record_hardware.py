@@ -73,15 +73,3 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
     found = setting_of(run, "tensor_boost")
     assert (found is not None) is boosted
     assert found is None or bool(found.words) is (found.kind != "stated")
-
-
-@pytest.mark.parametrize(
-    ("stated", "checked"),
-    [({"notes": "job 14098811 1.34G_dp4"}, True), ({"notes": "job 13848693 3.57G_dp64; AR 28"}, True),
-     ({"notes": "job 13522222 3.57G_dp64"}, False), ({"notes": "job 14098811 1.34G_dp4", "n_gpus": 8}, False),
-     ({"notes": "job 14098811 1.34G_dp4", "framework": "torchtitan"}, False), ({}, False)],
-)  # fmt: skip
-def test_jobs_whose_launcher_had_every_collective_checked(stated: dict[str, Any], checked: bool) -> None:
-    run = Run(RunConfig(**{"gpu": "h100", "framework": "nanotron", "n_gpus": 64, **stated}))
-    found = setting_of(run, "checked_collectives")
-    assert (found is not None) is checked
