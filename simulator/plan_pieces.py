@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost

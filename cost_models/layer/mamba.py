@@ -27,7 +27,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.context_exchange import group_shape
+from hdpsim.cost_models.layer.attention.context_exchange import group_shape
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives

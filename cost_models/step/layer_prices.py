@@ -18,7 +18,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp
-from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layer.attention.attention import AttentionCost
 from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
 from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.head import OutputHead

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
-from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
+from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel

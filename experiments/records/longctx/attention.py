@@ -12,7 +12,7 @@ from hdpsim.cost_models.calibration.calibration import calibration as shipped
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Node
 from hdpsim.cost_models.kernels.products import ATTENTION_BACKWARD_FLOP_RATIO
-from hdpsim.cost_models.layer.attention import AttentionCost
+from hdpsim.cost_models.layer.attention.attention import AttentionCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.reading.units import TERA

@@ -30,7 +30,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 from hdpsim.cost_models.kernels.products import attention_s
-from hdpsim.cost_models.layer.attention import EULER_GAMMA, AttentionCost, RingTimes
+from hdpsim.cost_models.layer.attention.attention import EULER_GAMMA, AttentionCost, RingTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.micro_batch import MicroBatches

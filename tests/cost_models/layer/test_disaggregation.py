@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layer.disaggregation import Disaggregated, Widths, disaggregated
+from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
 
 WIDTHS = Widths(queries=4.0, keys_values=2.0, outputs=3.0)
 

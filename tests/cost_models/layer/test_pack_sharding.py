@@ -12,8 +12,8 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
-from hdpsim.cost_models.layer.attention import AttentionCost, RingTimes
-from hdpsim.cost_models.layer.pack_sharding import PackPieces
+from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
+from hdpsim.cost_models.layer.attention.pack_sharding import PackPieces
 from hdpsim.cost_models.layout.groups import ContextParallelKind, ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel

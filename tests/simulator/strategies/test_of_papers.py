@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layer.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch

@@ -13,12 +13,12 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 from hdpsim.cost_models.kernels.last_wave import with_last_wave
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.attention_segments import SegmentAttention
-from hdpsim.cost_models.layer.context_exchange import AttentionHeads, ContextExchange
-from hdpsim.cost_models.layer.disaggregation import Disaggregated, Widths, disaggregated
+from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads, ContextExchange
+from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
+from hdpsim.cost_models.layer.attention.nested_rings import EULER_GAMMA, NestedRings, NestedTimes, exposed_s
+from hdpsim.cost_models.layer.attention.pack_sharding import Cut, PackPieces
+from hdpsim.cost_models.layer.attention.segments import SegmentAttention
 from hdpsim.cost_models.layer.host import ring_step_host_s
-from hdpsim.cost_models.layer.nested_rings import EULER_GAMMA, NestedRings, NestedTimes, exposed_s
-from hdpsim.cost_models.layer.pack_sharding import Cut, PackPieces
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout

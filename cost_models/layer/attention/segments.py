@@ -17,8 +17,8 @@ from hdpsim.cost_models.kernels.products import (
     attention_rate_flop_per_s,
 )
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
-from hdpsim.cost_models.layer.context_exchange import AttentionHeads
-from hdpsim.cost_models.layer.pack_sharding import Cut
+from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads
+from hdpsim.cost_models.layer.attention.pack_sharding import Cut
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced, remembered
 from hdpsim.cost_models.transformer.flop import attention_pairs
