@@ -41,7 +41,7 @@ def run(path: str, calibration: str | None = None) -> Document:
     if all(row.error is None for row in rows):
         why = Counter(row.reason for row in rows).most_common(_SHOWN_REASONS)
         raise InfeasibleError(
-            f"{path}: none of {len(rows)} kernels can be judged (docs/how-to/measured_kernels.md has the columns):\n"
+            f"{path}: none of {len(rows)} kernels can be judged (docs/how-to/measured.md has the columns):\n"
             + "\n".join(f"  {count} x {reason}" for reason, count in why)
         )
     by_kind, groups = group_errors(rows, "kind"), group_errors(rows, "kind", "gpu", "dtype")

@@ -36,7 +36,7 @@ def run(
     """Predict every step of a file of JSON lines.
 
     Args:
-        path: the steps, see docs/how-to/measured_steps.md.
+        path: the steps, see docs/how-to/measured.md.
         scenario: of the steps that do not say how they were run.
         calibration: file of constants for the GPUs of its generation, instead of the shipped ones.
         report: told (done, total) after every step.
