@@ -15,6 +15,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layout.groups import ShardCopies
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
@@ -26,6 +27,26 @@ from hdpsim.errors import InfeasibleError
 
 # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
 COPY_OUT_BYTES = 2 * BF16_BYTES
+
+
+def copy_in_bytes(copies: ShardCopies, gradient_bytes: int) -> int:
+    """Traffic for each gradient between the kernel that computed it and the collective that sums it.
+
+        both:       read 2 B, write it as it is summed
+        gradients:  read 2 B and write 2 B (joined into the flat gradient), cast (read 2 B, write it as it is summed)
+                    where it is not summed in 16 bits, read and write it (divided before the sum)
+
+    Source: PyTorch, fully_shard/_fsdp_collectives.py (foreach_reduce_scatter_copy_in, on the stream of the compute or
+    waited for by it); fsdp/_flat_param.py (parameters are a split of the flat one, whose backward is a cat),
+    fsdp/_runtime_utils.py (_post_backward_hook: cast; _reduce_grad: _div_if_needed by the predivide factor, above 1 for
+    any group).
+    """
+    if copies == "none":
+        return 0
+    cast = BF16_BYTES + gradient_bytes
+    if copies == "both":
+        return cast
+    return 2 * BF16_BYTES + cast * (gradient_bytes != BF16_BYTES) + 2 * gradient_bytes
 
 
 def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
@@ -75,7 +96,8 @@ class UnitTraffic:
     copy_out_s: float = 0.0
     """From the buffer of the gather to the parameters, before the unit's first kernel: nothing runs beside it."""
     reduce_s: float = 0.0
-    """Packing the gradients into the buffer of the reduction, and the reduction."""
+    copy_in_s: float = 0.0
+    """From the gradients to the buffer of the reduction: kernels that take the whole GPU, on whatever stream."""
     list_s: float = 0.0
     """What the host needs for the lists of one gather or reduction, the GPU's queue empty."""
     gathered_bytes: float = 0.0
@@ -125,13 +147,13 @@ class ShardedParameters:
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
             gathered_bytes += groups.shard.sent_to_other_nodes(volume)
         copies = self._layout.sharding.copies
-        copied = moved if copies != "none" and not self._model.frozen else 0.0
-        copy_in_bytes = (BF16_BYTES + self._layout.precision.gradient_bytes) * copied
-        copy_out_bytes = COPY_OUT_BYTES * moved if copies == "both" else 0.0
+        copied_in = copy_in_bytes(copies, self._layout.precision.gradient_bytes) * moved * self._reduces
+        copied_out = COPY_OUT_BYTES * moved if copies == "both" else 0.0
         return UnitTraffic(
             gather_s=gather,
-            copy_out_s=float(memory_bound_s(copy_out_bytes, self._gpu, self._cal)),
-            reduce_s=reduce + float(memory_bound_s(copy_in_bytes, self._gpu, self._cal)),
+            copy_out_s=float(memory_bound_s(copied_out, self._gpu, self._cal)),
+            reduce_s=reduce,
+            copy_in_s=float(memory_bound_s(copied_in, self._gpu, self._cal)),
             list_s=self._lists_s(tensors),
             gathered_bytes=gathered_bytes,
             reduced_bytes=reduced_bytes,
@@ -190,7 +212,8 @@ class ShardedParameters:
                       + reduction of the last layer and of embedding and head
                       + gather of the first layer, unless the head's backward hides it
 
-        Each gather is followed by its copy-out, and each reduction preceded by its copy-in (layout.shard_copies).
+        Each gather is followed by its copy-out, and each reduction preceded by its copy-in (layout.shard_copies):
+        neither hides, for a product leaves no registers to other kernels on its SMs.
         Lists (_lists_s) add to each.
         Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
         head are not gathered again. Without overlap: every gather and every reduction.
@@ -214,13 +237,13 @@ class ShardedParameters:
                 unit, layer_s[each] - network_s[each], backward=backward
             )
             gather += counts[each] * unit.copy_out_s + inner * gather_s
-            reduce += inner * reduce_s
+            reduce += counts[each] * unit.copy_in_s * backward + inner * reduce_s
         # embedding and output projection are one unit where they are tied
         tied = kind.embedding and kind.head and self._model.tied_embeddings
         units = [self._embedding] * kind.embedding + [self._vocabulary] * (kind.head and not tied)
         for unit in units:
             gather += (unit.gather_s + unit.copy_out_s + unit.list_s) * (not backward)
-            reduce += (unit.reduce_s + unit.list_s * self._reduces) * backward
+            reduce += (unit.reduce_s + unit.copy_in_s + unit.list_s * self._reduces) * backward
         return gather, reduce
 
     def _layer_exposed_s(

@@ -151,11 +151,31 @@ def test_other_shardings_have_no_layer_traffic() -> None:
         assert sum(side[[GATHER, REDUCE]].sum() for side in both) == 0.0
 
 
-@pytest.mark.parametrize(("copies", "out", "into"), [("both", 4, 6), ("gradients", 0, 6), ("none", 0, 0)])
-def test_copies_around_the_collectives(copies: str, out: int, into: int) -> None:
-    # one layer: 4 B per parameter out of the gather's buffer on either side, 2 + 4 B into that of the reduction
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("copies", "sums", "out", "into"),
+    [
+        # copied as it is summed: 2 + 4, 2 + 2
+        ("both", 4, 4, 6),
+        ("both", 2, 4, 4),
+        # joined 2 + 2, cast 2 + 4, divided 4 + 4; joined 2 + 2, divided 2 + 2
+        ("gradients", 4, 0, 18),
+        ("gradients", 2, 0, 8),
+        ("none", 4, 0, 0),
+    ],
+)
+def test_copies_around_the_collectives_hide_nowhere(
+    copies: str, sums: int, out: int, into: int, hidden: bool
+) -> None:
+    # a layer of 100,000 tokens has room for every collective, but not for kernels
     fast, slow = (
-        terms(1, shard_copies=copies, dp_overlap=False, cluster=ideal_cluster(gpu=gpu))
+        terms(
+            100_000 if hidden else 1,
+            shard_copies=copies,
+            gradient_bytes=sums,
+            dp_overlap=hidden,
+            cluster=ideal_cluster(gpu=gpu),
+        )
         for gpu in (FAST_MEMORY_GPU, GPU)
     )
     forward, backward = (after - before for before, after in zip(fast, slow, strict=True))
