@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hdpsim import __version__
@@ -84,9 +84,7 @@ def flags(
     yours = {spelled(name, table): words for name, words in table.yours.items()}
     yours = _open(setup, facts, table) | yours
     head = _head(setup, table, yours, cannot)
-    text = {"flags": _as_flags, "yaml": _as_yaml, "toml": _as_toml}[table.style](
-        written.options, head, setup, table
-    )
+    text = _FORMS[table.style](written.options, [f"# {line}" for line in head], setup, table)
     return Exported(
         target=target,
         title=table.title,
@@ -117,9 +115,8 @@ def _open(setup: Setup, facts: Mapping[str, object], table: Tool) -> dict[str, s
     if setup.layout.parallel.cp is None and not is_dynamic(setup):
         found[names["layout.cp"]] = "layout.cp is auto; hdpsim simulate says which degree was taken"
     if facts.get("run.global_batch") is None:
-        found[names["run.global_batch"]] = (
-            "sequences of a step; the scenario counts tokens of sequences of any length"
-        )
+        words = "sequences of a step; the scenario counts tokens of sequences of any length"
+        found[names["run.global_batch"]] = words
     return found
 
 
@@ -129,24 +126,18 @@ def _head(setup: Setup, table: Tool, yours: Mapping[str, str], cannot: Mapping[s
         f"{table.title}, by hdpsim {__version__}: {setup.model.name} on {cluster.gpus:,} x {cluster.gpu.name} "
         f"({cluster.nodes:,} nodes of {cluster.node.gpus})"
     ]
-    if cannot:
-        lines += [
-            "The scenario has, and these options cannot say:",
-            *(f"  {key}: {words}" for key, words in cannot.items()),
-        ]
-    if yours:
-        lines += ["For you to say:", *(f"  {name}: {words}" for name, words in yours.items())]
+    for what, said in (
+        ("The scenario has, and these options cannot say:", cannot),
+        ("For you to say:", yours),
+    ):
+        lines += [what, *(f"  {name}: {words}" for name, words in said.items())] if said else []
     return lines
-
-
-def _comments(head: Iterable[str]) -> list[str]:
-    return [f"# {line}" for line in head]
 
 
 def _as_flags(options: Mapping[str, object], head: list[str], setup: Setup, table: Tool) -> str:
     cluster = setup.cluster
     run = f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.node.gpus} pretrain_gpt.py"
-    lines = [*_comments(head), f'# {run} "${{MEGATRON_ARGS[@]}}" ...']
+    lines = [*head, f'# {run} "${{MEGATRON_ARGS[@]}}" ...']
     lines += [f"export {name[1:]}={value}" for name, value in options.items() if name.startswith("$")]
     lines.append("MEGATRON_ARGS=(")
     for name, value in options.items():
@@ -169,14 +160,17 @@ def _nested(options: Mapping[str, object], table: Tool) -> dict[str, Any]:
 
 
 def _as_yaml(options: Mapping[str, object], head: list[str], _setup: Setup, table: Tool) -> str:
-    return "\n".join([*_comments(head), as_yaml(_nested(options, table))])
+    return "\n".join([*head, as_yaml(_nested(options, table))])
 
 
 def _as_toml(options: Mapping[str, object], head: list[str], _setup: Setup, table: Tool) -> str:
-    lines = _comments(head)
+    lines = head
     for section, keys in _nested(options, table).items():
         lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in keys.items())]
     return "\n".join(lines) + "\n"
+
+
+_FORMS = {"flags": _as_flags, "yaml": _as_yaml, "toml": _as_toml}
 
 
 def export_scenario(scenario: Scenario, target: str, spelling: str = "") -> Exported:
@@ -188,19 +182,11 @@ def export_scenario(scenario: Scenario, target: str, spelling: str = "") -> Expo
 
 def export_document(scenario: Scenario, found: Exported, written: str | None) -> Document:
     """What `hdpsim export` shows."""
-    payload = {
-        "target": found.target,
-        "scenario": scenario.name,
-        "options": dict(found.options),
-        "yours": dict(found.yours),
-        "cannot": dict(found.cannot),
-        "without_effect": list(found.without_effect),
-        "text": found.text,
-        "output": written,
-    }
+    options = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "title"}
     said = (
-        found.text.rstrip("\n")
-        if written is None
-        else f"wrote {written}: options of {found.title} for {scenario.name}"
+        f"wrote {written}: options of {found.title} for {scenario.name}"
+        if written
+        else found.text.rstrip("\n")
     )
+    payload = {**options, "scenario": scenario.name, "output": written}
     return Document(kind="export", payload=payload, blocks=(said,))

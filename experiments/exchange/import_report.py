@@ -41,25 +41,20 @@ def _rows(name: str, rows: Sequence[str]) -> Iterable[str]:
 
 def import_document(found: Imported, written: str | None) -> Document:
     """What `hdpsim import` shows: the file itself, or a word about each list where it was written."""
-    lists = _lists(found)
     said = {key: option for key, option in found.origins.items() if not key.startswith("run.")}
     payload = {
         "format": found.format,
         "file": found.source,
         "scenario": found.document,
         "origins": said,
-        "missing": dict(found.missing),
-        "unknown": list(found.unknown),
-        "not_modelled": list(found.not_modelled),
-        "without_effect": list(found.without_effect),
-        "assumed": list(found.assumed),
+        **{name: getattr(found, name) for name in _HEADS},
         "notes": list(found.scenario.notes) if found.scenario else [],
         "output": written,
     }
     if written is None:
         return Document(kind="import", payload=payload, blocks=(imported_text(found).rstrip("\n"),))
-    parts = [f"wrote {written}: a scenario of {found.source} ({found.title})"]
-    for name, rows in lists.items():
-        if rows:
-            parts.append("\n".join([_HEADS[name], *_rows(name, rows)]))
-    return Document(kind="import", payload=payload, blocks=tuple(parts))
+    said_of_lists = (
+        "\n".join([_HEADS[name], *_rows(name, rows)]) for name, rows in _lists(found).items() if rows
+    )
+    wrote = f"wrote {written}: a scenario of {found.source} ({found.title})"
+    return Document(kind="import", payload=payload, blocks=(wrote, *said_of_lists))

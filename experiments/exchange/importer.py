@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def import_file(path: str, form: str | None = None, asked: Asked | None = None) 
         read = read_options(options, table, where, base)
     if not read.facts.keys() - {"run.interleaved"}:
         raise UserInputError(f"{where}: holds no options of {table.title} that say what is trained, or how")
-    return _compose(read, table, form, path, asked, base)
+    return _Import(read, table, path, asked, base).found(form)
 
 
 def _form_of(path: str, text: str) -> str:
@@ -138,214 +139,209 @@ def _of_hugging_face(path: str, asked: Asked) -> Imported:
     name = Path(path).resolve().parent.name if model.name == "config" else model.name
     read = Read(unknown=list(ignored))
     table = replace(tool("megatron-core"), title="Hugging Face", software="", complete=False)
-    return _compose(read, table, "huggingface", path, asked, replace(model, name=name or "model"))
+    return _Import(read, table, path, asked, replace(model, name=name or "model")).found("huggingface")
 
 
-def _compose(read: Read, table: Tool, form: str, path: str, asked: Asked, base: Model | None) -> Imported:
-    """The scenario of the facts."""
-    where = shortened(path, LONGEST_NAME)
-    assumed: list[str] = []
-    missing: dict[str, str] = {}
-    document: dict[str, Any] = {}
-    document["model"], model = _model(read, table, base, asked, path, missing)
-    _cluster(read, asked, document, missing, where)
-    if asked.release is not None:
-        document["software"] = _software(asked.release, table)
-        read.origins["software"] = "--release"
-    gpus = document.get("gpus")
-    layout = _layout(read, model, gpus, where)
-    data, strategy = _data(read, table, gpus, layout, assumed, missing, where)
-    sections = {"layout": layout, "data": data, "strategy": strategy}
-    document |= {name: part for name, part in sections.items() if part}
-    document = {key: value for key, value in document.items() if value is not None}
-    scenario = None
-    if not missing:
-        scenario = resolve_scenario(document, source=where, default_name=Path(path).stem)
-    return Imported(
-        format=form,
-        title=table.title,
-        source=Path(path).name,
-        document=document,
-        origins=read.origins,
-        missing=missing,
-        assumed=tuple(assumed),
-        unknown=tuple(read.unknown),
-        not_modelled=tuple(read.not_modelled),
-        without_effect=tuple(sorted(set(read.without_effect))),
-        scenario=scenario,
-    )
+@dataclass(slots=True)
+class _Import:
+    """The scenario of what was read, section by section; *base* is the model that is named."""
 
+    read: Read
+    table: Tool
+    path: str
+    asked: Asked
+    base: Model | None
+    missing: dict[str, str] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
 
-def _model(
-    read: Read, table: Tool, base: Model | None, asked: Asked, path: str, missing: dict[str, str]
-) -> tuple[object, Model | None]:
-    where = shortened(path, LONGEST_NAME)
-    known, lacking = read_model(read, base, table.complete, where)
-    if base is not None:
-        if read.origins.get("model") is None:
-            read.origins["model"] = "--model" if asked.model else path if table.software else Path(path).name
-        alike = named_alike(base)
-        return alike or {"name": base.name, **model_document(base)}, base
-    if known is None:
-        missing["model"] = f"{_NEEDED['model']}; the file lacks {', '.join(lacking)}"
-        return None, None
-    alike, model = catalog_name(known, Path(path).stem or "model", where)
-    read.origins["model"] = "the shape that the file describes"
-    return alike or {"name": model.name, **known}, model
+    @property
+    def where(self) -> str:
+        """The file, for messages."""
+        return shortened(self.path, LONGEST_NAME)
 
+    def found(self, form: str) -> Imported:
+        """Everything together."""
+        read = self.read
+        named, model = self._model()
+        cluster, gpus = self._cluster()
+        software = self._software()
+        layout = self._layout(model, gpus)
+        data, strategy = self._data(gpus, layout)
+        sections = {"layout": layout, "data": data, "strategy": strategy}
+        document: dict[str, Any] = {
+            "model": named,
+            "cluster": cluster,
+            "gpus": gpus,
+            "software": software,
+        }
+        document = {key: value for key, value in document.items() if value is not None}
+        document |= {name: part for name, part in sections.items() if part}
+        scenario = None
+        if not self.missing:
+            scenario = resolve_scenario(document, source=self.where, default_name=Path(self.path).stem)
+        return Imported(
+            format=form,
+            title=self.table.title,
+            source=Path(self.path).name,
+            document=document,
+            origins=read.origins,
+            missing=self.missing,
+            assumed=tuple(self.assumed),
+            unknown=tuple(read.unknown),
+            not_modelled=tuple(read.not_modelled),
+            without_effect=tuple(sorted(set(read.without_effect))),
+            scenario=scenario,
+        )
 
-def _cluster(read: Read, asked: Asked, document: dict[str, Any], missing: dict[str, str], where: str) -> None:
-    facts = read.facts
-    nodes, of_node = facts.get("run.nodes"), facts.get("run.gpus_per_node")
-    gpus, own = asked.gpus, None
-    if gpus is not None:
-        read.origins["gpus"] = "--gpus"
-    elif isinstance(nodes, int) and isinstance(of_node, int):
-        gpus = nodes * of_node
-        read.origins["gpus"] = f"{read.origins['run.nodes']} x {read.origins['run.gpus_per_node']}"
-    if asked.cluster is None:
-        missing["cluster"] = _NEEDED["cluster"]
-    else:
-        document["cluster"], own = machine(asked.cluster)
-        read.origins["cluster"] = "--cluster"
-    if gpus is None:
-        if own is None:
-            missing["gpus"] = _NEEDED["gpus"]
-        gpus = own
-    document["gpus"] = gpus
+    def _need(self, key: str, more: str = "") -> None:
+        self.missing[key] = _NEEDED[key] + more
 
+    def _model(self) -> tuple[object, Model | None]:
+        origins, base = self.read.origins, self.base
+        known, lacking = read_model(self.read, base, self.table.complete, self.where)
+        if base is not None:
+            file = self.path if self.table.software else Path(self.path).name
+            origins.setdefault("model", "--model" if self.asked.model else file)
+            return named_alike(base) or {"name": base.name, **model_document(base)}, base
+        if known is None:
+            self._need("model", f"; the file lacks {', '.join(lacking)}")
+            return None, None
+        alike, model = catalog_name(known, Path(self.path).stem or "model", self.where)
+        origins["model"] = "the shape that the file describes"
+        return alike or {"name": model.name, **known}, model
 
-def _software(release: str, table: Tool) -> str:
-    text = release if " " in release.strip() else f"{table.software} {release.strip()}"
-    try:
-        read_software(text)
-    except ValueError as error:
-        raise UserInputError(f"--release: {error}") from None
-    return text
+    def _cluster(self) -> tuple[object, int | None]:
+        """The key `cluster`, and how many GPUs."""
+        facts, origins = self.read.facts, self.read.origins
+        nodes, of_node = facts.get("run.nodes"), facts.get("run.gpus_per_node")
+        gpus, cluster, own = self.asked.gpus, None, None
+        if gpus is not None:
+            origins["gpus"] = "--gpus"
+        elif isinstance(nodes, int) and isinstance(of_node, int):
+            gpus = nodes * of_node
+            origins["gpus"] = f"{origins['run.nodes']} x {origins['run.gpus_per_node']}"
+        if self.asked.cluster is None:
+            self._need("cluster")
+        else:
+            cluster, own = machine(self.asked.cluster)
+            origins["cluster"] = "--cluster"
+        if gpus is None and own is None:
+            self._need("gpus")
+        return cluster, own if gpus is None else gpus
 
+    def _software(self) -> str | None:
+        if self.asked.release is None:
+            return None
+        release = self.asked.release.strip()
+        text = self.asked.release if " " in release else f"{self.table.software} {release}"
+        try:
+            read_software(text)
+        except ValueError as error:
+            raise UserInputError(f"--release: {error}") from None
+        self.read.origins["software"] = "--release"
+        return text
 
-def _layout(read: Read, model: Model | None, gpus: int | None, where: str) -> dict[str, Any]:
-    """The section `layout`: what the file says, and what its tool does without being told."""
-    facts = read.facts
-    layout = {key.removeprefix("layout."): value for key, value in facts.items() if key.startswith("layout.")}
-    tp, pp = int(str(layout.get("tp", 1))), int(str(layout.get("pp", 1)))
-    if layout.get("schedule") == "interleaved" and layout.get("vpp", 1) == 1:
-        layout["vpp"] = 2
-        read.origins["layout.vpp"] = "default of the schedule"
-    if layout.get("schedule") == "zb-v":
-        layout["vpp"] = 2
-        read.origins["layout.vpp"] = "the schedule's own"
-    if model is None or not model.experts:
-        layout.pop("etp", None)
-    elif "etp" not in layout:
-        layout["etp"] = tp
-        read.origins["layout.etp"] = "as tensor parallelism (the tool's default)"
-    replicas = facts.get("run.replicas")
-    if isinstance(replicas, int) and replicas > 1 and layout.get("sharding") != "none":
-        if gpus is None or gpus % (tp * pp * replicas):
-            raise UserInputError(
-                f"{where}: {read.origins['run.replicas']}: {replicas} copies need --gpus, a multiple of "
-                f"tp x pp x copies = {tp * pp * replicas}"
-            )
-        layout["shard_ranks"] = gpus // (tp * pp * replicas)
-        read.origins["layout.shard_ranks"] = read.origins["run.replicas"]
-    if layout.get("cp") == 1 and facts.get("run.dynamic"):
-        del layout["cp"]
-    shown = {}
-    for name, value in layout.items():
+    def _layout(self, model: Model | None, gpus: int | None) -> dict[str, Any]:
+        """The section `layout`: what the file says, and what its tool does without being told."""
+        facts, origins = self.read.facts, self.read.origins
+        layout = {
+            key.removeprefix("layout."): value for key, value in facts.items() if key.startswith("layout.")
+        }
+        tp, pp = self.read.whole("layout.tp"), self.read.whole("layout.pp")
+        if layout.get("schedule") == "interleaved" and layout.get("vpp", 1) == 1:
+            layout["vpp"], origins["layout.vpp"] = 2, "default of the schedule"
+        if layout.get("schedule") == "zb-v":
+            layout["vpp"], origins["layout.vpp"] = 2, "the schedule's own"
+        if model is None or not model.experts:
+            layout.pop("etp", None)
+        elif "etp" not in layout:
+            layout["etp"], origins["layout.etp"] = tp, "as tensor parallelism (the tool's default)"
+        replicas = facts.get("run.replicas")
+        if isinstance(replicas, int) and replicas > 1 and layout.get("sharding") != "none":
+            if gpus is None or gpus % (tp * pp * replicas):
+                raise UserInputError(
+                    f"{self.where}: {origins['run.replicas']}: {replicas} copies need --gpus, a multiple of "
+                    f"tp x pp x copies = {tp * pp * replicas}"
+                )
+            layout["shard_ranks"] = gpus // (tp * pp * replicas)
+            origins["layout.shard_ranks"] = origins["run.replicas"]
+        if layout.get("cp") == 1 and facts.get("run.dynamic"):
+            del layout["cp"]
+        return {name: value for name, value in layout.items() if not self._goes_without_saying(name, value)}
+
+    def _goes_without_saying(self, name: str, value: object) -> bool:
+        """Whether a value of the layout is the tool's default and hdpsim's."""
         key = KEYS[f"layout.{name}"]
-        by_default = name != "cp" and read.origins.get(f"layout.{name}", "").startswith("default")
-        if not (by_default and value == key.dump(key.default)):
-            shown[name] = value
-    return shown
+        by_default = name != "cp" and self.read.origins.get(f"layout.{name}", "").startswith("default")
+        return by_default and value == key.dump(key.default)
 
-
-def _data(
-    read: Read,
-    table: Tool,
-    gpus: int | None,
-    layout: dict[str, Any],
-    assumed: list[str],
-    missing: dict[str, str],
-    where: str,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sections `data` and `strategy`."""
-    facts, origins = read.facts, read.origins
-    length = facts.get("run.seq_length")
-    cp = int(str(layout.get("cp", 1)))
-    dynamic = bool(facts.get("run.dynamic"))
-    if not isinstance(length, int):
-        missing["data.context"] = _NEEDED["data.context"]
-        missing["data.batch"] = _NEEDED["data.batch"]
-        return {}, {}
-    micro_batch = _micro_batch(read, table, assumed)
-    data: dict[str, Any] = {"lengths": f"{length} tokens"}
-    origins["data.lengths"] = origins["run.seq_length"]
-    if dynamic:
-        assumed.append(
-            "every sequence has the full length: the options of a dynamic context do not say the lengths; "
-            "write data.trace or data.distribution instead of data.lengths"
-        )
-        micro_batch = 1
-    data["context"] = f"{length * micro_batch} tokens"
-    origins["data.context"] = (
-        f"{origins['run.seq_length']} x {origins.get('run.micro_batch', 'micro-batches of 1')}"
-    )
-    batch = _global_batch(read, gpus, micro_batch, layout, where)
-    if batch is None:
-        missing["data.batch"] = f"{_NEEDED['data.batch']} ({table.title} makes it of --gpus)"
-    else:
-        data["batch"] = f"{batch} sequences"
-        stated = facts.get("run.global_batch") == batch
-        origins["data.batch"] = origins["run.global_batch"] if stated else "micro-batch x data-parallel ranks"
-    if dynamic:
-        capacity = facts.get("run.rank_capacity")
-        layout["rank_capacity"] = f"{capacity if isinstance(capacity, int) else -(-length // cp)} tokens"
-        origins["layout.rank_capacity"] = origins.get("run.rank_capacity", "length over context parallelism")
-        origins["strategy.name"] = "dynamic context parallelism; the planner is hdpsim's"
-        return data, {"name": "hdp-opt"}
-    if "cp" not in layout:
-        layout["cp"] = 1
-        origins["layout.cp"] = "not said; no context parallelism"
-        assumed.append("layout.cp: 1: the file leaves it to its recipe")
-    layout["rank_capacity"] = f"{-(-length * micro_batch // cp)} tokens"
-    origins["layout.rank_capacity"] = "length x micro-batch over context parallelism"
-    origins["strategy.name"] = "one mesh, micro-batches of one shape"
-    return data, {"name": "static"}
-
-
-def _micro_batch(read: Read, table: Tool, assumed: list[str]) -> int:
-    facts = read.facts
-    micro_batch = facts.get("run.micro_batch")
-    staged = facts.get("run.stage_micro_batch")
-    if isinstance(staged, int) and int(str(facts.get("layout.pp", 1))) > 1:
-        micro_batch = staged
-        read.origins["run.micro_batch"] = read.origins["run.stage_micro_batch"]
-    if not isinstance(micro_batch, int):
-        assumed.append(f"micro-batches of 1 sequence: the file does not say ({table.title})")
-        return 1
-    if micro_batch < 1:
-        raise UserInputError(
-            f"{read.origins['run.micro_batch']}: expected at least 1, got {quoted(micro_batch)}"
-        )
-    return micro_batch
-
-
-def _global_batch(
-    read: Read, gpus: int | None, micro_batch: int, layout: Mapping[str, Any], where: str
-) -> int | None:
-    """Sequences of a step: as stated, else a micro-batch for every data-parallel group."""
-    stated = read.facts.get("run.global_batch")
-    replica = int(str(layout.get("tp", 1))) * int(str(layout.get("pp", 1))) * int(str(layout.get("cp", 1)))
-    groups = None if gpus is None or gpus % replica else gpus // replica
-    if isinstance(stated, int) and stated > 0:
-        if groups is not None and stated % (groups * micro_batch) and not read.facts.get("run.dynamic"):
-            raise UserInputError(
-                f"{where}: {read.origins['run.global_batch']}: {stated} sequences do not divide by micro-batch x "
-                f"data-parallel groups = {micro_batch} x {groups}"
+    def _data(self, gpus: int | None, layout: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sections `data` and `strategy`; completes the layout with what depends on lengths."""
+        facts, origins = self.read.facts, self.read.origins
+        length, dynamic = facts.get("run.seq_length"), bool(facts.get("run.dynamic"))
+        if not isinstance(length, int):
+            self._need("data.context")
+            self._need("data.batch")
+            return {}, {}
+        cp, micro_batch = int(str(layout.get("cp", 1))), self._micro_batch()
+        if dynamic:
+            self.assumed.append(
+                "every sequence has the full length: the options of a dynamic context do not say the lengths; "
+                "write data.trace or data.distribution instead of data.lengths"
             )
-        return stated
-    own = read.facts.get("run.micro_batch")
-    if groups is None:
-        return None
-    return groups * (own if isinstance(own, int) and own > 0 else micro_batch)
+            micro_batch = 1
+        data: dict[str, Any] = {"lengths": f"{length} tokens", "context": f"{length * micro_batch} tokens"}
+        origins["data.lengths"] = origins["run.seq_length"]
+        of_pack = origins.get("run.micro_batch", "micro-batches of 1")
+        origins["data.context"] = f"{origins['run.seq_length']} x {of_pack}"
+        batch = self._global_batch(gpus, micro_batch, layout)
+        if batch is None:
+            self._need("data.batch", f" ({self.table.title} makes it of --gpus)")
+        else:
+            data["batch"] = f"{batch} sequences"
+            stated = facts.get("run.global_batch") == batch
+            made = "micro-batch x data-parallel ranks"
+            origins["data.batch"] = origins["run.global_batch"] if stated else made
+        if dynamic:
+            capacity = facts.get("run.rank_capacity")
+            layout["rank_capacity"] = f"{capacity if isinstance(capacity, int) else -(-length // cp)} tokens"
+            over = "length over context parallelism"
+            origins["layout.rank_capacity"] = origins.get("run.rank_capacity", over)
+            origins["strategy.name"] = "dynamic context parallelism; the planner is hdpsim's"
+            return data, {"name": "hdp-opt"}
+        if "cp" not in layout:
+            layout["cp"], origins["layout.cp"] = 1, "not said; no context parallelism"
+            self.assumed.append("layout.cp: 1: the file leaves it to its recipe")
+        layout["rank_capacity"] = f"{-(-length * micro_batch // cp)} tokens"
+        origins["layout.rank_capacity"] = "length x micro-batch over context parallelism"
+        origins["strategy.name"] = "one mesh, micro-batches of one shape"
+        return data, {"name": "static"}
+
+    def _micro_batch(self) -> int:
+        facts, origins = self.read.facts, self.read.origins
+        micro_batch, staged = facts.get("run.micro_batch"), facts.get("run.stage_micro_batch")
+        if isinstance(staged, int) and self.read.whole("layout.pp") > 1:
+            micro_batch, origins["run.micro_batch"] = staged, origins["run.stage_micro_batch"]
+        if not isinstance(micro_batch, int):
+            self.assumed.append(f"micro-batches of 1 sequence: the file does not say ({self.table.title})")
+            return 1
+        if micro_batch < 1:
+            raise UserInputError(
+                f"{origins['run.micro_batch']}: expected at least 1, got {quoted(micro_batch)}"
+            )
+        return micro_batch
+
+    def _global_batch(self, gpus: int | None, micro_batch: int, layout: Mapping[str, Any]) -> int | None:
+        """Sequences of a step: as stated, else a micro-batch for every data-parallel group."""
+        facts = self.read.facts
+        stated, own = facts.get("run.global_batch"), facts.get("run.micro_batch")
+        replica = math.prod(int(str(layout.get(degree, 1))) for degree in ("tp", "pp", "cp"))
+        groups = None if gpus is None or gpus % replica else gpus // replica
+        if isinstance(stated, int) and stated > 0:
+            if groups is not None and stated % (groups * micro_batch) and not facts.get("run.dynamic"):
+                raise UserInputError(
+                    f"{self.where}: {self.read.origins['run.global_batch']}: {stated} sequences do not divide by "
+                    f"micro-batch x data-parallel groups = {micro_batch} x {groups}"
+                )
+            return stated
+        return groups and groups * (own if isinstance(own, int) and own > 0 else micro_batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ Answer = Mapping[str, Any]
 """Dotted keys of a scenario."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """One of the five.
 
@@ -139,37 +140,20 @@ def _framework(text: str) -> Answer:
 
 
 QUESTIONS = (
+    Question("Which model?", ("--model",), "a name of `hdpsim catalog models`, or a file", _model),
     Question(
-        asks="Which model?",
-        options=("--model",),
-        allowed="a name of `hdpsim catalog models`, or a file",
-        read=_model,
+        "Which GPUs, and how many?", ("--gpu", "--gpus"),
+        "h100 64, hgx-h200-141gb 32, or a cluster such as superpod-h100", _machine,
     ),
     Question(
-        asks="Which GPUs, and how many?",
-        options=("--gpu", "--gpus"),
-        allowed="h100 64, hgx-h200-141gb 32, or a cluster such as superpod-h100",
-        read=_machine,
+        "How long are the sequences?", ("--lengths",),
+        "a file of lengths, a shipped trace or distribution, or one length for all (8K)", _lengths,
     ),
     Question(
-        asks="How long are the sequences?",
-        options=("--lengths",),
-        allowed="a file of lengths, a shipped trace or distribution, or one length for all (8K)",
-        read=_lengths,
+        "The longest sequence, and the batch?", ("--context", "--batch"), "32K 4M tokens, or 8K 512 sequences", _sizes
     ),
-    Question(
-        asks="The longest sequence, and the batch?",
-        options=("--context", "--batch"),
-        allowed="32K 4M tokens, or 8K 512 sequences",
-        read=_sizes,
-    ),
-    Question(
-        asks="Which framework?",
-        options=("--framework",),
-        allowed="megatron-core 0.14, torchtitan 2.8, ...; or none",
-        read=_framework,
-    ),
-)
+    Question("Which framework?", ("--framework",), "megatron-core 0.14, torchtitan 2.8, ...; or none", _framework),
+)  # fmt: skip
 
 
 def says_it_all(question: Question, values: Sequence[str | None]) -> bool:
@@ -276,19 +260,11 @@ def _layouts(document: Mapping[str, Any], sharding: str) -> Iterator[dict[str, A
     """Layouts from the fewest GPUs a model to the most, each with little and with much recomputation."""
     model = named_model(str(document["model"]))
     gpus = int(document["gpus"])
-    for tp, pp in sorted(
-        ((tp, pp) for tp in _TENSOR for pp in _PIPELINE), key=lambda pair: (pair[0] * pair[1], pair[1])
-    ):
+    meshes = sorted(product(_TENSOR, _PIPELINE), key=lambda mesh: (mesh[0] * mesh[1], mesh[1]))
+    for tp, pp in meshes:
         if gpus % (tp * pp) or model.heads % tp or model.layers < pp:
             continue
-        experts = (
-            [ep for ep in _EXPERTS if not model.experts % ep and not gpus // (tp * pp) % ep]
-            if model.experts
-            else [1]
-        )
-        for ep in experts:
-            for recompute in _RECOMPUTE:
-                layout: dict[str, Any] = {"tp": tp, "pp": pp}
-                if model.experts:
-                    layout["ep"] = ep
-                yield {**layout, "sharding": sharding, "recompute": recompute}
+        ranks = gpus // (tp * pp)
+        experts = [{"ep": ep} for ep in _EXPERTS if not (model.experts % ep or ranks % ep)]
+        for spread, recompute in product(experts if model.experts else [{}], _RECOMPUTE):
+            yield {"tp": tp, "pp": pp, **spread, "sharding": sharding, "recompute": recompute}

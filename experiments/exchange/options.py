@@ -51,10 +51,8 @@ def read_yaml(text: str, where: str) -> tuple[Option, ...]:
 def read_toml(text: str, where: str) -> tuple[Option, ...]:
     """Every leaf of a TOML document by its dotted name."""
     deepest, too_deep = LIMITS["configuration_depth"]
-    if (
-        max((line.count(".") for line in text.splitlines() if "=" in line or line.startswith("[")), default=0)
-        > 20 * deepest
-    ):
+    names = (line for line in text.splitlines() if "=" in line or line.startswith("["))
+    if any(line.count(".") > 20 * deepest for line in names):
         raise UserInputError(f"{where}: is nested more than {deepest} levels deep: {too_deep}")
     try:
         data = tomllib.loads(text)
@@ -74,24 +72,18 @@ def read_toml(text: str, where: str) -> tuple[Option, ...]:
 def _leaves(data: Mapping[str, Any], above: str, lines: Mapping[str, int]) -> Iterator[Option]:
     for key, value in data.items():
         name = f"{above}{key}"
-        if isinstance(value, Mapping):
-            if (
-                "_target_" in value
-                and not any(isinstance(inner, Mapping) for inner in value.values())
-                and _is_word(value)
-            ):
-                yield Option(
-                    name=name, value=str(value["_target_"]).rpartition(".")[2], line=lines.get(name, 0)
-                )
-            else:
-                yield from _leaves(value, f"{name}.", lines)
+        if isinstance(value, Mapping) and _is_word(value):
+            yield Option(name=name, value=str(value["_target_"]).rpartition(".")[2], line=lines.get(name, 0))
+        elif isinstance(value, Mapping):
+            yield from _leaves(value, f"{name}.", lines)
         elif not key.startswith("_"):
             yield Option(name=name, value=_leaf(value), line=lines.get(name, 0))
 
 
 def _is_word(value: Mapping[str, Any]) -> bool:
     """Whether a mapping is how a dumped configuration writes one word, such as torch.bfloat16."""
-    return all(key in ("_target_", "_call_", "_args_", "_name_") for key in value)
+    flat = not any(isinstance(inner, Mapping) for inner in value.values())
+    return flat and "_target_" in value and value.keys() <= {"_target_", "_call_", "_args_", "_name_"}
 
 
 def _leaf(value: Any) -> Value:

@@ -115,14 +115,10 @@ def _step(
     micro_batch = context // length
     sequences = None
     if batch is not None and (equal or setup.strategy.packing == "concatenate"):
-        divides = batch.tokens is not None and batch.tokens % length == 0
-        sequences = (
-            batch.sequences
-            if equal and batch.sequences
-            else (batch.tokens or 0) // length
-            if divides
-            else None
-        )
+        if equal and batch.sequences:
+            sequences = batch.sequences
+        elif batch.tokens is not None and batch.tokens % length == 0:
+            sequences = batch.tokens // length
     facts |= {"run.seq_length": length, "run.micro_batch": micro_batch, "run.global_batch": sequences}
     if "run.stage_micro_batch" in tool.keys and setup.layout.parallel.pp > 1:
         facts["run.stage_micro_batch"] = micro_batch
@@ -133,7 +129,5 @@ def _step(
 
 def shown_facts(keys: Mapping[str, object], names: list[str]) -> dict[str, str]:
     """Some facts in words."""
-    return {
-        name: "true" if keys[name] is True else "false" if keys[name] is False else str(keys[name])
-        for name in names
-    }
+    words = {name: str(keys[name]) for name in names}
+    return {name: text.lower() if isinstance(keys[name], bool) else text for name, text in words.items()}

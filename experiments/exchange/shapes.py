@@ -14,10 +14,7 @@ from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.exchange.translate import Read
 
-_NEEDED = {
-    "model.layers": "layers", "model.hidden": "hidden", "model.heads": "heads", "run.ffn": "ffn_hidden",
-    "run.vocab": "vocab",
-}  # fmt: skip
+_NEEDED = ("layers", "hidden", "heads", "vocab", "ffn_hidden")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LATENT_DEFAULTS = {"kv_lora_rank": 32, "qk_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 """Of MLATransformerConfig (megatron/core/transformer/transformer_config.py)."""
@@ -46,17 +43,12 @@ def read_model(
     """
     facts = read.facts
     if complete and base is None and "run.ffn" not in facts and "model.hidden" in facts:
-        read.set(
-            "run.ffn",
-            _usual_width(int(str(facts["model.hidden"])), bool(facts.get("model.gated_mlp"))),
-            "default",
-        )
+        usual = _usual_width(read.whole("model.hidden"), bool(facts.get("model.gated_mlp")))
+        read.set("run.ffn", usual, "default")
     known = _described(read, where)
     if base is not None:
-        return _same_as(base, known, read, where), []
-    missing = [name for key, name in _NEEDED.items() if name not in known and key != "run.ffn"]
-    if "ffn_hidden" not in known:
-        missing.append("ffn_hidden")
+        _check_same(base, known, read, where)
+    missing = [name for name in _NEEDED if name not in known]
     return (None, missing) if missing else (known, [])
 
 
@@ -81,7 +73,7 @@ def _described(read: Read, where: str) -> dict[str, Any]:
         known["head_dim"] = facts["run.head_dim"]
     if not latent and facts.get("run.grouped", "run.kv_groups" in facts):
         known["kv_heads"] = facts.get("run.kv_groups", 1)
-    experts = int(str(facts.get("model.experts", 0)))
+    experts = read.whole("model.experts", 0)
     if experts:
         known |= {"experts": experts, "top_k": facts.get("model.top_k", 2)}
         known["ffn_hidden"] = facts.get("run.expert_ffn", facts.get("run.ffn"))
@@ -121,28 +113,19 @@ def _vocabulary(read: Read) -> int | None:
     """Rows of the embedding: padded to a multiple for every GPU of a tensor-parallel group."""
     facts = read.facts
     if "run.padded_vocab" in facts:
-        return int(str(facts["run.padded_vocab"]))
+        return read.whole("run.padded_vocab")
     if "run.vocab" not in facts:
         return None
-    vocab = int(str(facts["run.vocab"]))
+    vocab = read.whole("run.vocab")
     if facts.get("run.pad_vocab", "run.vocab_multiple" in facts):
-        multiple = int(str(facts.get("run.vocab_multiple", _MULTIPLE))) * int(str(facts.get("layout.tp", 1)))
+        multiple = read.whole("run.vocab_multiple", _MULTIPLE) * read.whole("layout.tp")
         vocab = -(-vocab // max(1, multiple)) * multiple
     return vocab
 
 
-def _same_as(base: Model, known: dict[str, Any], read: Read, where: str) -> dict[str, Any]:
-    """Nothing to change of *base*: what the file says of the model is the same.
-
-    Raises:
-        UserInputError: it is not.
-    """
-    sources = {
-        "ffn_hidden": "run.ffn",
-        "kv_heads": "run.kv_groups",
-        "head_dim": "run.head_dim",
-        "vocab": "run.vocab",
-    }
+def _check_same(base: Model, known: dict[str, Any], read: Read, where: str) -> None:
+    """Raise UserInputError where the file says otherwise of the model than *base*."""
+    sources = {"ffn_hidden": "run.ffn", "kv_heads": "run.kv_groups", "head_dim": "run.head_dim"}
     for name, value in known.items():
         origin = read.origins.get(f"model.{name}", read.origins.get(sources.get(name, ""), ""))
         if not origin or origin.startswith("default") or name in ("latent_attention", "vocab", "dropout"):
@@ -150,7 +133,6 @@ def _same_as(base: Model, known: dict[str, Any], read: Read, where: str) -> dict
         default = getattr(base, name)
         if default != value:
             raise UserInputError(f"{where}: {origin}: {name} {value} contradicts {default} of {base.name}")
-    return {}
 
 
 def catalog_name(document: dict[str, Any], name: str, where: str) -> tuple[str | None, Model]:

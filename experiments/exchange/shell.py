@@ -69,8 +69,7 @@ def _statements(text: str, where: str) -> Iterator[list[_Word]]:
         elif character.isspace() or text.startswith("\\\n", reader.place):
             reader.skip(1 if character.isspace() else 2)
         elif character == "#":
-            while reader.place < len(text) and text[reader.place] != "\n":
-                reader.skip()
+            reader.comment()
         else:
             words.append(reader.word())
     if words:
@@ -91,13 +90,19 @@ class _Reader:
         self.place += count
         return passed
 
-    def word(self) -> _Word:
+    def comment(self) -> None:
+        """Pass over the rest of the line."""
+        while self.place < len(self.text) and self.text[self.place] != "\n":
+            self.skip()
+
+    def word(self, ends: str = _ENDS) -> _Word:
+        """A word up to a blank or to what *ends* it."""
         word = _Word(self.line)
         while self.place < len(self.text):
             character = self.text[self.place]
-            if character in _ENDS or character.isspace() or self.text.startswith("\\\n", self.place):
+            if character in ends or character.isspace() or self.text.startswith("\\\n", self.place):
                 break
-            if character == "(" and word.raw.endswith("=") and _ASSIGNMENT.fullmatch(word.raw):
+            if ends == _ENDS and character == "(" and _ASSIGNMENT.fullmatch(word.raw):
                 word.array = self._array()
                 break
             if character in "'\"":
@@ -121,35 +126,14 @@ class _Reader:
                 self.skip()
                 return words
             if character == "#":
-                while self.place < len(self.text) and self.text[self.place] != "\n":
-                    self.skip()
+                self.comment()
             elif character.isspace() or character in _ENDS:
                 self.skip()
             elif self.text.startswith("\\\n", self.place):
                 self.skip(2)
             else:
-                words.append(self._array_word())
+                words.append(self.word(ends=")"))
         raise UserInputError(f"{self.where}:{start}: nobody closes the bracket of this array")
-
-    def _array_word(self) -> _Word:
-        """A word inside of brackets, which end it."""
-        word = _Word(self.line)
-        while self.place < len(self.text) and not self.text[self.place].isspace():
-            character = self.text[self.place]
-            if character == ")":
-                break
-            if character in "'\"":
-                self._quoted(word)
-            elif character == "`" or self.text.startswith(("$(", "${"), self.place):
-                word.pieces.append((self._nested(), False))
-            elif character == "\\":
-                if self.text.startswith("\\\n", self.place):
-                    break
-                self.skip()
-                word.pieces.append((self.skip(), None))
-            else:
-                word.pieces.append((self.skip(), False))
-        return word
 
     def _quoted(self, word: _Word) -> None:
         start, mark = self.line, self.skip()
@@ -173,22 +157,11 @@ class _Reader:
 
     def _nested(self) -> str:
         """`${...}`, `$(...)`, `$((...))` or what stands between backquotes, as it is written."""
-        start, begin = self.line, self.place
-        if self.text[self.place] == "`":
-            end = self.text.find("`", self.place + 1)
-            if end < 0:
-                raise UserInputError(f"{self.where}:{start}: nobody closes the quote `")
-            return self.skip(end + 1 - self.place)
-        opening = self.text[self.place + 1]
-        closing = {"(": ")", "{": "}"}[opening]
-        self.skip(2)
-        depth = 1
-        while depth and self.place < len(self.text):
-            character = self.skip()
-            depth += (character == opening) - (character == closing)
-        if depth:
-            raise UserInputError(f"{self.where}:{start}: nobody closes {opening}")
-        return self.text[begin : self.place]
+        end = _end_of(self.text, self.place)
+        if not end:
+            opening = "the quote `" if self.text[self.place] == "`" else self.text[self.place + 1]
+            raise UserInputError(f"{self.where}:{self.line}: nobody closes {opening}")
+        return self.skip(end - self.place)
 
 
 class _Script:
@@ -301,11 +274,11 @@ class _Script:
         while place < len(text):
             character = text[place]
             if character == "`" or text.startswith("$(", place):
-                end = _end_of(text, place)
+                end = _end_of(text, place) or len(text)
                 found += self._computed(text[place:end], depth)
             elif character == "$" and place + 1 < len(text):
                 braced = text.startswith("${", place)
-                end = _end_of(text, place) if braced else place + 1
+                end = (_end_of(text, place) or len(text)) if braced else place + 1
                 inside = text[place + 2 : end - 1] if braced else ""
                 name = _BRACED.fullmatch(inside) if braced else _PLAIN.match(text, place + 1)
                 if name is None:
@@ -372,9 +345,9 @@ def _without(word: _Word, count: int) -> _Word:
 
 
 def _end_of(text: str, place: int) -> int:
-    """Where what opens at *place* is closed."""
+    """Where what opens at *place* is closed; 0: nowhere."""
     if text[place] == "`":
-        return (text.find("`", place + 1) + 1) or len(text)
+        return text.find("`", place + 1) + 1
     opening = text[place + 1]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0
@@ -382,7 +355,7 @@ def _end_of(text: str, place: int) -> int:
         depth += (text[end] == opening) - (text[end] == closing)
         if depth == 0:
             return end + 1
-    return len(text)
+    return 0
 
 
 _OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.Div: int.__floordiv__}

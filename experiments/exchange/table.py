@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from hdpsim.cost_models.reading.shipped import names_in, shipped
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.yaml_loader import load_yaml
 
 _FOLDER = shipped("experiments/exchange/data")
@@ -57,13 +57,13 @@ class Case:
         spelling: of which release it is, where that is not the newest.
     """
 
-    sets: Mapping[str, object]
-    options: Mapping[str, object]
-    when: Mapping[str, object]
-    remark: str
-    refuse: str
-    read_only: bool
-    spelling: str
+    sets: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+    when: Mapping[str, object] = field(default_factory=dict)
+    remark: str = ""
+    refuse: str = ""
+    read_only: bool = False
+    spelling: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Tool:
     complete: bool
     source: str
     lists: tuple[str, ...]
-    rename: Mapping[str, str]
+    rename: Mapping[str, str] = field(default_factory=dict)
     numbers: tuple[Number, ...]
     choices: tuple[Choice, ...]
     contradictions: tuple[Contradiction, ...]
@@ -144,31 +144,18 @@ class Tool:
         return tuple(dict.fromkeys(case.spelling for case in cases if case.spelling))
 
 
-def tool_names() -> tuple[str, ...]:
-    """The tools that have a table."""
-    return names_in(_FOLDER)
-
-
 @cache
 def tool(name: str) -> Tool:
     """The table of a tool."""
     data = load_yaml(_FOLDER / f"{name}.yaml")
-    return Tool(
-        name=name,
-        title=data["title"],
-        software=data["software"],
-        style=data["style"],
-        complete=data["complete"],
-        source=data["source"],
-        lists=tuple(data.get("lists", ())),
-        rename=data.get("rename", {}),
-        numbers=tuple(_number(key, row) for key, row in data["numbers"].items()),
-        choices=tuple(_choice(row) for row in data["choices"]),
-        contradictions=tuple(Contradiction(**row) for row in data.get("contradictions", [])),
-        without_effect=tuple(data["without_effect"]),
-        not_modelled=data["not_modelled"],
-        yours=data["yours"],
-    )
+    made: dict[str, Any] = {
+        "numbers": tuple(_number(key, row) for key, row in data["numbers"].items()),
+        "choices": tuple(_choice(row) for row in data["choices"]),
+        "contradictions": tuple(Contradiction(**row) for row in data.get("contradictions", ())),
+        "lists": tuple(data.get("lists", ())),
+        "without_effect": tuple(data["without_effect"]),
+    }
+    return Tool(**{**data, **made})
 
 
 def _number(key: str, row: Any) -> Number:
@@ -178,19 +165,8 @@ def _number(key: str, row: Any) -> Number:
 
 
 def _choice(row: Mapping[str, Any]) -> Choice:
-    cases = tuple(
-        Case(
-            sets=case.get("set", {}),
-            options=case.get("options", {}),
-            when=case.get("when", {}),
-            remark=case.get("remark", ""),
-            refuse=case.get("refuse", ""),
-            read_only=case.get("read_only", False),
-            spelling=case.get("spelling", ""),
-        )
-        for case in row["cases"]
-    )
-    return Choice(cases=cases, when=row.get("when", {}))
+    cases = ({"sets" if key == "set" else key: value for key, value in case.items()} for case in row["cases"])
+    return Choice(cases=tuple(Case(**case) for case in cases), when=row.get("when", {}))
 
 
 def holds(when: Mapping[str, object], facts: Mapping[str, object]) -> bool:

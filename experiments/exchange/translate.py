@@ -40,6 +40,10 @@ class Read:
         """Note a fact."""
         self.facts[key], self.origins[key] = value, origin
 
+    def whole(self, key: str, otherwise: int = 1) -> int:
+        """A fact that is a whole number."""
+        return int(str(self.facts.get(key, otherwise)))
+
 
 def read_options(options: Iterable[Option], tool: Tool, where: str, base: Model | None = None) -> Read:
     """What the options say, of the model *base* where they do not say it themselves.
@@ -62,19 +66,15 @@ def read_options(options: Iterable[Option], tool: Tool, where: str, base: Model 
     for name, option in given.items():
         if name in tool.names:
             continue
-        remark = next(
-            (words for pattern, words in tool.not_modelled.items() if fnmatchcase(name, pattern)), None
-        )
-        shown = spelled(option.name, tool)
-        if any(fnmatchcase(name, pattern) for pattern in tool.without_effect):
+        remarks = (words for pattern, words in tool.not_modelled.items() if fnmatchcase(name, pattern))
+        remark, shown = next(remarks, None), spelled(option.name, tool)
+        idle = any(fnmatchcase(name, pattern) for pattern in tool.without_effect)
+        if idle or (remark is not None and option.value in (None, False)):
             read.without_effect.append(shown)
-        elif remark is None:
-            if not name.startswith("$"):  # any program has variables of its own
-                read.unknown.append(shown)
-        elif option.value not in (None, False):
+        elif remark is not None:
             read.not_modelled.append(f"{shown}: {remark}")
-        else:
-            read.without_effect.append(shown)
+        elif not name.startswith("$"):  # any program has variables of its own
+            read.unknown.append(shown)
     return read
 
 
@@ -158,12 +158,12 @@ def _more_units(given: Mapping[str, Option], tool: Tool) -> range:
 def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> None:
     """Model chunks of a stage, from their number or from the layers of one."""
     facts = read.facts
-    pp, layers = int(str(facts.get("layout.pp", 1))), facts.get("model.layers", base and base.layers)
+    pp, layers = read.whole("layout.pp"), facts.get("model.layers", base and base.layers)
     found = dict[str, int]()
     if "run.chunks" in facts:
-        found["run.chunks"] = int(str(facts["run.chunks"]))
+        found["run.chunks"] = read.whole("run.chunks")
     if "run.layers_per_chunk" in facts and isinstance(layers, int) and pp > 1:
-        deal = pp * max(1, int(str(facts["run.layers_per_chunk"])))
+        deal = pp * max(1, read.whole("run.layers_per_chunk"))
         units = next((layers + units for units in more if (layers + units) % deal == 0), None)
         if units is None:
             raise UserInputError(
@@ -236,11 +236,8 @@ def _take(case: Case, of_choice: Mapping[str, Option], tool: Tool, read: Read, w
 
 def _at(option: Option, tool: Tool, where: str) -> str:
     """The file, the line and the option, as far as they are known."""
-    return (
-        f"{where}:{option.line}: {spelled(option.name, tool)}"
-        if option.line
-        else f"{where}: {spelled(option.name, tool)}"
-    )
+    line = f":{option.line}" if option.line else ""
+    return f"{where}{line}: {spelled(option.name, tool)}"
 
 
 def spelled(name: str, tool: Tool) -> str:
@@ -263,11 +260,8 @@ def _is(value: Value, expected: object) -> bool:
         return value is not False
     if isinstance(expected, bool):
         words = ("true", "yes", "1") if expected else ("false", "no", "0")
-        return (
-            value is expected
-            or str(value).lower() in words
-            or (expected and isinstance(value, str) and not _is_word(value))
-        )
+        alone = expected and isinstance(value, str) and not _is_word(value)
+        return value is expected or str(value).lower() in words or alone
     return _plain(value) == _plain(expected)
 
 
@@ -293,10 +287,8 @@ def _words(allowed: Iterable[object]) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "?" if isinstance(value, Unread) else shortened(str(value), LONGEST_NAME)
 
 
@@ -330,10 +322,8 @@ def write_options(
             written.idle.append(number.key)
     for choice in tool.choices:
         _write_choice(choice, facts, usual, spelling, written)
-    written.cannot += [
-        key for key, value in facts.items() if key not in tool.keys and value != usual.get(key)
-    ]
-    written.cannot = [key for key in written.cannot if not key.startswith("run.")]
+    unknown = [key for key, value in facts.items() if key not in tool.keys and value != usual.get(key)]
+    written.cannot = [key for key in (*written.cannot, *unknown) if not key.startswith("run.")]
     return written
 
 
@@ -363,12 +353,8 @@ def _nearest(choice: Choice, facts: Mapping[str, object], spelling: str) -> Case
     """The first case that says all that it says of the facts, else the one that gets most of them right."""
     best, most = None, 0
     for case in choice.cases:
-        if (
-            case.read_only
-            or case.refuse
-            or case.spelling not in ("", spelling)
-            or not holds(case.when, facts)
-        ):
+        written = not (case.read_only or case.refuse) and case.spelling in ("", spelling)
+        if not (written and holds(case.when, facts)):
             continue
         right = sum(facts.get(key) == value for key, value in case.sets.items())
         if case.sets and right == len(case.sets):
@@ -382,6 +368,12 @@ def _integer(text: str) -> int:
     if not re.fullmatch(r"[+-]?[\d_,]{1,18}", text) or not text.strip("+-_,"):
         raise ValueError(f"expected a whole number, got {quoted(text)}")
     return int(text.replace(",", "").replace("_", ""))
+
+
+def _finite(text: str) -> float:
+    if not re.fullmatch(r"\d{1,12}(?:\.\d{0,12})?(?:[eE][-+]?\d{1,2})?", text):
+        raise ValueError(f"expected a number, got {quoted(text)}")
+    return float(text)
 
 
 def _window(text: str) -> int:
@@ -427,15 +419,9 @@ _PARTS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 NOTATIONS: Mapping[str, tuple[Callable[[str], object], Callable[[object], object]]] = {
     "": (_integer, lambda value: value),
     "text": (str, lambda value: value),
-    "number": (lambda text: float(_finite(text)), lambda value: value),
+    "number": (_finite, lambda value: value),
     "window": (_window, lambda value: f"{int(str(value)) - 1},0"),
     "layers": (_dense_layers, lambda value: value),
     "cut": (_cut, lambda value: value),
 }
 """How a value is read from and written to another tool, where it is not a whole number."""
-
-
-def _finite(text: str) -> str:
-    if not re.fullmatch(r"\d{1,12}(?:\.\d{0,12})?(?:[eE][-+]?\d{1,2})?", text):
-        raise ValueError(f"expected a number, got {quoted(text)}")
-    return text
