@@ -21,8 +21,6 @@ from hdpsim.experiments.sweeps.run import run_sweep
 from hdpsim.experiments.sweeps.store import ResultStore
 from hdpsim.traces import global_batches, open_stream
 
-__all__ = ["DATASET_FIGURES"]
-
 WORKERS = 2
 ENTRIES = 1_000
 SEQUENCES = 10_000_000

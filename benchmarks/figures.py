@@ -25,8 +25,6 @@ from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
-__all__ = ["FIGURES", "SCALING", "SCALING_GPUS", "SCALING_TARGET_GPUS", "Figure", "Prepared", "at_scale"]
-
 Lengths = NDArray[np.int64]
 Yardstick = Literal["numpy", "simpy", "python"]
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-__all__ = ["Yardsticks", "command_peak_bytes", "fitted_exponent", "median_s", "peak_bytes", "yardsticks"]
-
 REPEATS = 5
 SAMPLE_S = 0.05
 LONG_S = 4.0

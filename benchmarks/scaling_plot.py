@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_scaling", "scaling_figure"]
 
 MEGABYTE = 1e6
 PANELS = (

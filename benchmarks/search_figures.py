@@ -19,8 +19,6 @@ from hdpsim.simulator.setup import Setup, StrategyName
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.uniform import price_uniform
 
-__all__ = ["SEARCH_FIGURES"]
-
 LAYOUTS = 500
 CANDIDATES = 10
 SCENARIO = "demo-8x22b-12k"

@@ -86,40 +86,6 @@ __all__ = [
 ]
 """What `help(hdpsim)` shows."""
 
-PARTS = (
-    "CatalogError",
-    "Cluster",
-    "DeadlockError",
-    "ExecutionOptions",
-    "HdpSimError",
-    "InfeasibleError",
-    "Layout",
-    "Model",
-    "NotFiniteError",
-    "OutOfMemoryError",
-    "OwnPlanError",
-    "Plan",
-    "PlanBuilder",
-    "PlanError",
-    "PlanningProblem",
-    "QuantityError",
-    "Scenario",
-    "ScenarioError",
-    "Setup",
-    "StepResult",
-    "StrategyError",
-    "StrategyOptions",
-    "Trace",
-    "TraceError",
-    "UserInputError",
-    "cluster_of",
-    "global_batches",
-    "lower_bound_s",
-    "simulate_step",
-    "validate_plan",
-)
-"""What the verbs are made of, and the errors they raise: as public, and left out of `help(hdpsim)`."""
-
 if TYPE_CHECKING:
     from hdpsim.cost_models.calibration.calibration import calibration
     from hdpsim.cost_models.hardware.catalog import cluster, gpu, model, node
@@ -163,63 +129,44 @@ if TYPE_CHECKING:
     from hdpsim.traces import global_batches as global_batches
     from hdpsim.traces import load_trace, read_trace
 
-_HOME = {
-    "Cluster": "hdpsim.cost_models.hardware.parts",
-    "ExecutionOptions": "hdpsim.simulator.setup",
-    "Layout": "hdpsim.cost_models.layout.layout",
-    "Model": "hdpsim.cost_models.transformer.model",
-    "Plan": "hdpsim.simulator.plan",
-    "PlanBuilder": "hdpsim.simulator.strategies.plan_builder",
-    "PlanningProblem": "hdpsim.simulator.strategies.problem",
-    "Result": "hdpsim.experiments.verbs.result",
-    "Scenario": "hdpsim.experiments.scenario.scenario",
-    "Setup": "hdpsim.simulator.setup",
-    "StepResult": "hdpsim.simulator.step",
-    "StrategyOptions": "hdpsim.simulator.setup",
-    "Trace": "hdpsim.traces",
-    "calibrate": "hdpsim.experiments.verbs.evidence",
-    "calibration": "hdpsim.cost_models.calibration.calibration",
-    "campaign": "hdpsim.experiments.verbs.running",
-    "check": "hdpsim.experiments.verbs.planning",
-    "check_strategy": "hdpsim.experiments.verbs.planning",
-    "cluster": "hdpsim.cost_models.hardware.catalog",
-    "cluster_of": "hdpsim.cost_models.hardware.catalog",
-    "compare": "hdpsim.experiments.verbs.running",
-    "doctor": "hdpsim.experiments.verbs.doctor",
-    "explain": "hdpsim.experiments.verbs.running",
-    "fabric": "hdpsim.experiments.verbs.network",
-    "flows": "hdpsim.experiments.verbs.network",
-    "global_batches": "hdpsim.traces",
-    "gpu": "hdpsim.cost_models.hardware.catalog",
-    "load_scenario": "hdpsim.experiments.scenario.scenario",
-    "load_trace": "hdpsim.traces",
-    "lower_bound_s": "hdpsim.simulator.lower_bound",
-    "model": "hdpsim.cost_models.hardware.catalog",
-    "node": "hdpsim.cost_models.hardware.catalog",
-    "plan": "hdpsim.experiments.verbs.planning",
-    "read_trace": "hdpsim.traces",
-    "recommend": "hdpsim.experiments.verbs.planning",
-    "replay": "hdpsim.experiments.verbs.running",
-    "replay_ops": "hdpsim.experiments.verbs.running",
-    "reproduce": "hdpsim.experiments.verbs.evidence",
-    "scale": "hdpsim.experiments.verbs.planning",
-    "simulate": "hdpsim.experiments.verbs.running",
-    "simulate_step": "hdpsim.simulator.step",
-    "strategy": "hdpsim.simulator.own_strategy",
-    "sweep": "hdpsim.experiments.verbs.planning",
-    "validate": "hdpsim.experiments.verbs.evidence",
-    "validate_plan": "hdpsim.simulator.play.pipeline.validate",
-    "whatif": "hdpsim.experiments.verbs.planning",
+_NAMES = {
+    "hdpsim.cost_models.calibration.calibration": "calibration",
+    "hdpsim.cost_models.hardware.catalog": "cluster cluster_of gpu model node",
+    "hdpsim.cost_models.hardware.parts": "Cluster",
+    "hdpsim.cost_models.layout.layout": "Layout",
+    "hdpsim.cost_models.transformer.model": "Model",
+    "hdpsim.errors": "CatalogError DeadlockError HdpSimError InfeasibleError NotFiniteError OutOfMemoryError "
+    "OwnPlanError PlanError QuantityError ScenarioError StrategyError TraceError UserInputError",
+    "hdpsim.experiments.scenario.scenario": "Scenario load_scenario",
+    "hdpsim.experiments.verbs.doctor": "doctor",
+    "hdpsim.experiments.verbs.evidence": "calibrate reproduce validate",
+    "hdpsim.experiments.verbs.network": "fabric flows",
+    "hdpsim.experiments.verbs.planning": "check check_strategy plan recommend scale sweep whatif",
+    "hdpsim.experiments.verbs.result": "Result",
+    "hdpsim.experiments.verbs.running": "campaign compare explain replay replay_ops simulate",
+    "hdpsim.simulator.lower_bound": "lower_bound_s",
+    "hdpsim.simulator.own_strategy": "strategy",
+    "hdpsim.simulator.plan": "Plan",
+    "hdpsim.simulator.play.pipeline.validate": "validate_plan",
+    "hdpsim.simulator.setup": "ExecutionOptions Setup StrategyOptions",
+    "hdpsim.simulator.step": "StepResult simulate_step",
+    "hdpsim.simulator.strategies.plan_builder": "PlanBuilder",
+    "hdpsim.simulator.strategies.problem": "PlanningProblem",
+    "hdpsim.traces": "Trace global_batches load_trace read_trace",
 }
-"""The module each public name is loaded from; every other name is an error of hdpsim.errors."""
+"""Every module from which public names are loaded, and the names."""
+
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+PARTS = tuple(sorted(_HOME.keys() - {*__all__}))
+"""What the verbs are made of, and the errors they raise: as public, and left out of `help(hdpsim)`."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__ and name not in PARTS:
+    if name not in _HOME:
         raise AttributeError(f"module 'hdpsim' has no attribute {name!r}; it has {', '.join(__dir__())}")
     from importlib import import_module
 
-    value: object = getattr(import_module(_HOME.get(name, "hdpsim.errors")), name)
+    value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

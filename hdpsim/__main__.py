@@ -6,8 +6,6 @@ Nothing is imported before Ctrl-C is looked after: loading the command line take
 import os
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Entry point of the command."""

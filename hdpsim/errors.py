@@ -20,24 +20,10 @@ All of them pickle, because sweeps run in process pools.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Self
+
 from hdpsim.quoting import LONGEST_NAME, LONGEST_QUOTE, quoted, shortened
-
-__all__ = [
-    "CatalogError",
-    "DeadlockError",
-    "HdpSimError",
-    "InfeasibleError",
-    "NotFiniteError",
-    "OutOfMemoryError",
-    "OwnPlanError",
-    "PlanError",
-    "QuantityError",
-    "ScenarioError",
-    "StrategyError",
-    "TraceError",
-    "UserInputError",
-]
-
 
 _MOST_PROBLEMS = 50
 """Of one file; whoever has more reads the first ones."""
@@ -46,7 +32,18 @@ _MOST_PROBLEMS = 50
 class HdpSimError(Exception):
     """Base of every error hdpsim raises on purpose."""
 
+    _given: tuple[object, ...]
+    _named: dict[str, object]
     exit_code = 2
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        """Keep what it is made of, by which it pickles."""
+        error = super().__new__(cls, *given)
+        error._given, error._named = given, named
+        return error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), **self._named), self._given, vars(self)
 
 
 class UserInputError(HdpSimError):
@@ -66,9 +63,6 @@ class TraceError(UserInputError):
         where = shown if row is None else f"{shown}, row {row}"
         super().__init__(f"{where}: {message}")
         self.message, self.path, self.row = message, path, row
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (TraceError, (self.message, self.path, self.row))
 
 
 class ScenarioError(UserInputError):
@@ -92,9 +86,6 @@ class ScenarioError(UserInputError):
         super().__init__("\n".join(lines))
         self.problems, self.source = problems, source
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (ScenarioError, (self.problems, self.source))
-
 
 class CatalogError(UserInputError):
     """A catalog entry that does not exist or is malformed."""
@@ -106,9 +97,6 @@ class QuantityError(UserInputError, ValueError):
     def __init__(self, text: str, dimension: str, known: tuple[str, ...]) -> None:
         super().__init__(f"{quoted(text)} is not a {dimension}; write a number and one of {', '.join(known)}")
         self.text, self.dimension, self.known = text, dimension, known
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (QuantityError, (self.text, self.dimension, self.known))
 
 
 class StrategyError(UserInputError):
@@ -127,9 +115,6 @@ class OutOfMemoryError(InfeasibleError):
     def __init__(self, message: str, needed_bytes: float, available_bytes: float) -> None:
         super().__init__(message)
         self.message, self.needed_bytes, self.available_bytes = message, needed_bytes, available_bytes
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (OutOfMemoryError, (self.message, self.needed_bytes, self.available_bytes))
 
 
 class DeadlockError(HdpSimError):
@@ -166,6 +151,3 @@ class NotFiniteError(HdpSimError):
             "hdpsim; please report it with the input"
         )
         self.key, self.value = key, value
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (NotFiniteError, (self.key, self.value))

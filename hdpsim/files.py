@@ -17,15 +17,6 @@ from typing import BinaryIO
 
 from hdpsim.interrupts import held
 
-__all__ = [
-    "made_parents",
-    "remove_leftovers",
-    "replacing",
-    "temporary_folder",
-    "try_out",
-    "umask",
-]
-
 _NEW_FILE = (
     os.O_RDWR
     | os.O_CREAT

@@ -8,8 +8,6 @@ import os
 import signal
 import sys
 
-__all__ = ["exit_code", "held", "listen", "message", "received", "stop"]
-
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _AGAIN_S = 0.05
 

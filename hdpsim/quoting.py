@@ -9,9 +9,6 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["LONGEST_LINE", "LONGEST_MESSAGE", "LONGEST_NAME", "LONGEST_QUOTE", "did_you_mean", "message"]
-__all__ += ["printable", "quoted", "shortened"]
-
 LONGEST_QUOTE = 80
 """Characters of a value that a message quotes."""
 LONGEST_NAME = 400

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import quoted
 
-__all__ = ["LIMITS", "RANGES", "Range", "check", "constant_range"]
-
 
 @dataclass(frozen=True, slots=True)
 class Range:

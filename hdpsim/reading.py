@@ -22,9 +22,6 @@ from hdpsim.errors import UserInputError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 
-__all__ = ["UnreadableError", "loads_json", "open_regular", "open_trace", "read_bytes", "read_text"]
-__all__ += ["regular_file", "too_deep", "unique_keys"]
-
 _GZIP = b"\x1f\x8b"
 _BLOCK_BYTES = 2**20
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -47,9 +44,6 @@ class UnreadableError(UserInputError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{shortened(path, LONGEST_NAME)}: {reason}")
         self.path, self.reason = path, reason
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (UnreadableError, (self.path, self.reason))
 
 
 def regular_file(path: str | Path) -> int:

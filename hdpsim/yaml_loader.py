@@ -21,8 +21,6 @@ from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, read_text
 
-__all__ = ["YamlDocument", "YamlError", "load_document", "load_yaml"]
-
 _DEPTH, _TOO_DEEP = LIMITS["configuration_depth"]
 _VALUES, _TOO_MANY = LIMITS["configuration_values"]
 
@@ -40,9 +38,6 @@ class YamlError(UserInputError):
         where = source if line is None else f"{source}:{line}"
         super().__init__(f"{where}: {message}")
         self.message, self.source, self.line = message, source, line
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (YamlError, (self.message, self.source, self.line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

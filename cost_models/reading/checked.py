@@ -115,9 +115,6 @@ class _FieldsError(UserInputError):
         super().__init__(f"{kind}: " + "; ".join(f"{name}{self.between}{text}" for name, text in problems))
         self.kind, self.problems = kind, problems
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.kind, self.problems))
-
 
 class ContradictionError(_FieldsError):
     """Fields of one value that do not go together."""
