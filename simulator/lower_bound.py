@@ -134,12 +134,8 @@ class _StepBound:
 
     def seconds(self) -> float:
         """See lower_bound_s."""
-        return max(self._work_bound_s(), self.chain_bound_s())
-
-    def _work_bound_s(self) -> float:
         busy_s = self.work().total_s / self._problem.ranks
-        fill = (np.empty(0), np.empty(0)) if self._schedule in STAGE_BY_STAGE else self.fill_s()
-        return self.around_s(busy_s, *fill)
+        return max(self.around_s(busy_s, *self.fill_s()), self.chain_bound_s())
 
     def work(self) -> _Work:
         """All work of the batch."""
@@ -175,13 +171,7 @@ class _StepBound:
         At least what a micro-batch of one token takes. A weight gradient may be the last that a stage does.
         """
         cost, chain = self._cost, self._chain
-        one = MicroBatches(
-            segment_tokens=np.ones(1, dtype=np.int64),
-            segment_offsets=np.array([0, 1]),
-            group_size=np.ones(1, dtype=np.int64),
-            tier=np.zeros(1, dtype=np.int64),
-            offload_ratio=np.zeros(1),
-        )
+        one = MicroBatches.single(np.ones(1, dtype=np.int64))
         ways = []
         depth = chain.virtual_stages
         for stage, chunk in zip(chain.stage[:, :depth], chain.chunk[:, :depth], strict=True):
@@ -224,17 +214,14 @@ class _StepBound:
         attention_s = sequence_s / max(1, cost.busiest_attention_layers)
         tokens = longest // grid
         kinds = cost.kind[self._chain.stage[0], self._chain.chunk[0]][: self._chain.virtual_stages]
-        linear_s = cost.linear_by_kind_s(tokens, without=self._overlapped, weight_gradients=not self._split)[
-            kinds
-        ].sum(axis=0)
+        of_kind_s = cost.linear_by_kind_s(
+            tokens, without=overlapped_terms(cost), weight_gradients=not self._split
+        )
+        linear_s = of_kind_s[kinds].sum(axis=0)
         chain_s = total_layers * attention_s * (before / grid) + linear_s
         if not self._split:
             chain_s = np.maximum(chain_s, cost.floor_by_kind_s[kinds].sum())
         return float(chain_s.min()) + 2.0 * len(kinds) * cost.pass_s
-
-    @property
-    def _overlapped(self) -> tuple[str, ...]:
-        return overlapped_terms(self._cost)
 
 
 def overlapped_terms(cost: MicroBatchCost) -> tuple[str, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
-from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
+from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import step_costs
@@ -25,19 +28,23 @@ def plan_costs(
     return mixed.step_costs(batches, plan.member_ranks, plan.member_offsets, data_s=data_s)
 
 
-def plan_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
-    """The plan's micro-batches as the cost model takes them, with the way of every group's ring."""
-    stride = cost.layout.parallel.rank_stride
-    gpus = plan.member_ranks * stride
-    share = cost.layout.parallel.expert_ranks
+def plan_micro_batches(cost: MicroBatchCost, plan: Plan, first: int | None = None) -> MicroBatches:
+    """The plan's micro-batches as the cost model takes them, with the way of every group's ring.
+
+    *first*: so many of them alone; None: all.
+    """
+    stride, share = cost.layout.parallel.rank_stride, cost.layout.parallel.expert_ranks
+    count = plan.micro_batches if first is None else first
+    segments, members = plan.segment_offsets[: count + 1], plan.member_offsets[: count + 1]
+    gpus = plan.member_ranks[: members[-1]] * stride
     return MicroBatches(
-        segment_tokens=plan.segment_tokens,
-        segment_offsets=plan.segment_offsets,
-        group_size=plan.group_size,
-        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets),
-        offload_ratio=plan.offload_ratio,
-        padding_tokens=plan.padding_tokens,
-        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets, stride),
+        segment_tokens=plan.segment_tokens[: segments[-1]],
+        segment_offsets=segments,
+        group_size=np.diff(members),
+        tier=cost.fabric.ring_tiers(gpus, members),
+        offload_ratio=plan.offload_ratio[:count],
+        padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:count],
+        crossing=cost.fabric.ring_crossing(gpus, members, stride),
         routed_tokens=_routed_tokens(plan, share) if share > 1 and not plan.in_step else None,
     )
 
@@ -84,16 +91,33 @@ def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
     """The same for pricing: of a plan in step only the first, which stands for all."""
     if not plan.in_step:
         return plan_micro_batches(cost, plan)
-    segments, members = int(plan.segment_offsets[1]), int(plan.member_offsets[1])
-    stride = cost.layout.parallel.rank_stride
-    gpus = plan.member_ranks[:members] * stride
-    return MicroBatches(
-        segment_tokens=plan.segment_tokens[:segments],
-        segment_offsets=plan.segment_offsets[:2],
-        group_size=np.array([members]),
-        tier=cost.fabric.ring_tiers(gpus, plan.member_offsets[:2]),
-        offload_ratio=plan.offload_ratio[:1],
-        padding_tokens=None if plan.padding_tokens is None else plan.padding_tokens[:1],
-        crossing=cost.fabric.ring_crossing(gpus, plan.member_offsets[:2], stride),
-        copies=plan.micro_batches,
+    return replace(plan_micro_batches(cost, plan, first=1), copies=plan.micro_batches)
+
+
+def plain_costs(
+    stages: int,
+    forward_s: Floats,
+    backward_s: Floats,
+    *,
+    chunks: int = 1,
+    schedule: Schedule = "1f1b",
+    weight_share: float | None = None,
+) -> StepCosts:
+    """Costs of micro-batches that take so long on every stage and chunk, with nothing between or around them.
+
+    *weight_share*: of the backward, where the schedule runs weight gradients apart.
+    """
+    none = np.zeros(stages)
+    backward = backward_s[None, None]
+    return StepCosts(
+        stages=stages,
+        chunks=chunks,
+        schedule=schedule,
+        terms=("gemm",),
+        forward_terms_s=forward_s[None, None],
+        backward_terms_s=backward,
+        weight_terms_s=None if weight_share is None else backward * weight_share,
+        kind=np.zeros((stages, chunks), dtype=np.int64),
+        transfer_s=np.zeros(len(forward_s)),
+        epilogue=Epilogue(data_s=0.0, parameter_gather_s=none, gradient_sync_s=none, optimizer_s=none),
     )

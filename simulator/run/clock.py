@@ -372,7 +372,7 @@ class Run:
         if step.hosted is not None:
             return HostedStep(step.hosted, self._env)
         if step.flowing is not None and self._network is not None:
-            return FlowStep(step.flowing.flows, self._network, step.flowing.alone)
+            return FlowStep(step.flowing, self._network)
         return None if step.program is None else StepPlay(step.program)
 
     def _at(self, time_s: float) -> simpy.Event:

@@ -14,7 +14,7 @@ from hdpsim.cost_models.step.step import planning_times
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.execution import Execution
-from hdpsim.simulator.play.flows.engine import FlowingStep
+from hdpsim.simulator.play.flows.program import FlowProgram
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
 from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
@@ -110,7 +110,7 @@ class PreparedStep:
     program: Program | None
     hosted: HostedProgram | None
     allocator_wait_s: float
-    flowing: FlowingStep | None
+    flowing: FlowProgram | None
 
     @property
     def stages(self) -> int:
@@ -163,8 +163,8 @@ def prepare_step(
         program = compile_program(plan, costs, noise)
     if meets and program is not None:
         flaps = execution.network.flaps if execution.network else ()
-        flowing = FlowingStep.of(program, replace(wired(setup), flaps=flaps))
-        program = flowing.flows.alone
+        flowing = FlowProgram.of(program, replace(wired(setup), flaps=flaps))
+        program = flowing.alone
     if program is not None and plan.offload_ratio.any():
         offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))
         room_bytes = _step_room_bytes(setup, run, path)

@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-from hdpsim.arrays import Ints, offsets_of
+from hdpsim.arrays import Ints
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.own_strategy import check_plan, least_offload
@@ -108,25 +108,16 @@ class PlanBuilder:
         counts = [len(pieces) for pieces in self._pieces]
         flat = np.array([piece for pieces in self._pieces for piece in pieces], dtype=np.int64)
         member_ranks = np.concatenate(self._members)
-        slots = np.repeat(np.array(self._slots, dtype=np.int64), sizes)
+        slots = np.array(self._slots, dtype=np.int64)
         _check_slots(member_ranks, slots, sizes)
         plan = assemble(
-            strategy=self.problem.options.name,
-            ranks=self.problem.ranks,
-            capacity_tokens=self.problem.capacity_tokens,
-            pieces=Pieces(
-                tokens=flat[:, 2],
-                sequence=flat[:, 0],
-                start=flat[:, 1],
-                micro_batch=np.repeat(np.arange(len(sizes)), counts),
-            ),
+            self.problem,
+            Pieces(flat[:, 2], flat[:, 0], flat[:, 1], np.repeat(np.arange(len(sizes)), counts)),
+            group_size=sizes,
             member_ranks=member_ranks,
-            member_offsets=offsets_of(sizes),
             slot=slots,
             offload_ratio=np.array(self._offload),
             keep_holes=self.problem.in_slots,
-            ideal_s=0.0,
-            makespan_s=0.0,
             notes=tuple(notes),
         )
         check_plan(self.problem, plan)
@@ -168,10 +159,11 @@ def _rank_numbers(ranks: int | Iterable[int], number: int) -> Ints:
 
 
 def _check_slots(ranks: Ints, slots: Ints, sizes: Ints) -> None:
-    """Raise unless every rank has at most one micro-batch at a slot."""
+    """Raise unless every rank has at most one micro-batch at a slot; *slots* and *sizes*: of micro-batches."""
     number = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((number, slots, ranks))
-    ranks, slots, number = ranks[order], slots[order], number[order]
+    order = np.lexsort((number, slots[number], ranks))
+    ranks, number = ranks[order], number[order]
+    slots = slots[number]
     shared = np.flatnonzero((ranks[1:] == ranks[:-1]) & (slots[1:] == slots[:-1]))
     if len(shared):
         at = int(shared[0])

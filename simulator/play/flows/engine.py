@@ -11,8 +11,7 @@ Hidden sums begin when they would have to alone to end with the last backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import simpy
@@ -23,14 +22,12 @@ from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flaps import Flap, play_flaps
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.record import FlowRecord
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
-from hdpsim.simulator.play.pipeline.program import Program, compile_program
-from hdpsim.simulator.play.replay import replay_timeline, run_replay
-from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.pipeline.program import compile_program
+from hdpsim.simulator.play.replay import run_replay
 
 from .program import EdgeTraffic, FlowProgram, row_of_stage
 from .rings import busiest_ring
@@ -75,35 +72,26 @@ def run_flows(
 
 
 def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans: bool) -> Execution:
-    flowing = FlowingStep.of(compile_program(plan, costs, noise), wired)
-    flows, alone = flowing.flows, flowing.alone
+    flows = FlowProgram.of(compile_program(plan, costs, noise), wired)
     env = simpy.Environment()
     network = FlowNetwork(env, flows.routes.links, record=wired.record)
-    step = FlowStep(flows, network, alone)
-    timeline = _played(step, env, alone)
+    step = FlowStep(flows, network)
+    timeline = _played(step, env, flows.played)
     execution, contention_s = step.account(timeline)
-    record, ring = _record_of(env, network, wired, flows), None
-    if record is not None and costs.traffic is not None:
+    record = ring = None
+    if network.recorder is not None and costs.traffic is not None:
+        env.run()  # hidden gathers that outlast the step included
+        record = network.recorder.record(wired.links, flows.routes.follows)
         ring = busiest_ring(record, wired, plan, costs.traffic, flows.routes)
     shared = SharedLinks(
         independent_s=run_replay(plan, costs, noise).step_s,
-        alone_s=alone.step_end.step_s,
+        alone_s=flows.played.step_end.step_s,
         contention_s=contention_s,
         record=record,
         ring=ring,
     )
     shown = make_spans(flows.alone, timeline) if spans else None
     return replace(execution, spans=shown, events=step.events, network=shared)
-
-
-def _record_of(
-    env: simpy.Environment, network: FlowNetwork, wired: Wired, flows: FlowProgram
-) -> FlowRecord | None:
-    """What went over every link, hidden gathers that outlast the step included."""
-    if network.recorder is None:
-        return None
-    env.run()
-    return network.recorder.record(wired.links, flows.routes.follows)
 
 
 def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
@@ -118,31 +106,12 @@ def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline
     return timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowingStep:
-    """A step to be played as flows, and what it is while nothing is shared."""
-
-    flows: FlowProgram
-    alone: Timeline
-
-    @classmethod
-    def of(cls, program: Program, wired: Wired) -> FlowingStep:
-        """Of a program whose costs say what is sent.
-
-        Raises:
-            InfeasibleError: a schedule that is not played with flows.
-        """
-        flows = FlowProgram.of(program, wired)
-        return cls(flows=flows, alone=steady_step(flows.alone.costs, partial(replay_timeline, flows.alone)))
-
-
 class FlowStep(StepPlay):
     """One step on a network that others may use as well; start it in the network's environment."""
 
-    def __init__(self, flows: FlowProgram, network: FlowNetwork, alone: Timeline) -> None:
-        """*alone*: the step as it is while nothing is shared."""
+    def __init__(self, flows: FlowProgram, network: FlowNetwork) -> None:
         super().__init__(flows.alone)
-        self._flows, self._network, self._alone = flows, network, alone
+        self._flows, self._network = flows, network
         self._combined = Combined()
         row, group = row_of_stage(flows)
         self._row: list[int] = row.tolist()
@@ -216,14 +185,8 @@ class FlowStep(StepPlay):
         sent: list[tuple[str, Rows, int, float]] = [
             (kind, rows, row, float(volume[number])) for kind, rows, volume in kinds
         ]
-        pattern = self._combined.pattern(sent)
-        if pattern is None:
-            return None
-        label = max(sent, key=_bytes)[0]
-        return Activity(
-            pattern=pattern[0], volume_bytes=pattern[1], alone_s=alone_s, label=label,
-            who=self._flows.routes.who(label, row),
-        )  # fmt: skip
+        label = max(sent, key=lambda part: part[3])[0]
+        return self._combined.activity(sent, alone_s, label, self._flows.routes.who(label, row))
 
     def _beside(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
         """An operation ends when its work and its streams have; what follows them takes as long as ever."""
@@ -266,12 +229,10 @@ class FlowStep(StepPlay):
         group = self._group[number]
         key = (pair, group, volume_bytes, delay_s)
         if key not in self._transfers:
-            name, rows = f"transfer {pair}", self._flows.routes.transfers[pair]
-            pattern = self._combined.pattern([(name, rows, group, volume_bytes)])
-            self._transfers[key] = pattern and Activity(
-                pattern=pattern[0], volume_bytes=pattern[1], alone_s=delay_s, label="stage transfer",
-                who=self._flows.routes.who("stage transfer", self._row[number]),
-            )  # fmt: skip
+            label, routes = "stage transfer", self._flows.routes
+            sent = [(f"transfer {pair}", routes.transfers[pair], group, volume_bytes)]
+            who = routes.who(label, self._row[number])
+            self._transfers[key] = self._combined.activity(sent, delay_s, label, who)
         return self._transfers[key]
 
     def _gather(self, stage: int) -> _Process:
@@ -294,16 +255,17 @@ class FlowStep(StepPlay):
         if activity is None or not (last > first).any():
             return None
         operations = self._flows.alone.part_operation[first[last > first]]
-        opening_s = self._flows.alone.opening_s[stage] + self._alone.step_end.begin_s[stage]
-        shortest_s = float((self._alone.end_s[operations] - opening_s).min())
+        played = self._flows.played
+        opening_s = self._flows.alone.opening_s[stage] + played.step_end.begin_s[stage]
+        shortest_s = float((played.end_s[operations] - opening_s).min())
         share = min(1.0, shortest_s / activity.alone_s)
         if share == 1.0:
             return activity, None
-        parts = [
+        needed, later = (
             replace(activity, alone_s=part * activity.alone_s, volume_bytes=part * activity.volume_bytes)
             for part in (share, 1.0 - share)
-        ]
-        return parts[0], parts[1]
+        )
+        return needed, later
 
     def _parts(self, stage: int) -> tuple[Ints, Ints]:
         """[ranks]: the first part of each process of a stage, and where the next process begins."""
@@ -330,7 +292,7 @@ class FlowStep(StepPlay):
     def _hidden_sum(self, env: simpy.Environment, stage: int, begin: simpy.Event) -> _Process:
         """Gradients that are summed beside the last backwards."""
         yield begin
-        edge, end = self._flows.sync, self._alone.step_end
+        edge, end = self._flows.sync, self._flows.played.step_end
         opening_s = float(self._flows.alone.opening_s[stage])
         until_s = float(end.sync_start_s[stage] - end.begin_s[stage])
         lasting_s = min(float(edge.hidden_s[stage]), until_s - opening_s)
@@ -359,11 +321,11 @@ class FlowStep(StepPlay):
     ) -> Activity | None:
         share = float(1.0 - edge.exposed_share[stage] if hidden else edge.exposed_share[stage])
         seconds = float((edge.hidden_s if hidden else edge.exposed_s)[stage])
-        pattern = self._combined.pattern([(label, rows, stage, share)]) if seconds > 0 else None
-        if pattern is None:
+        if seconds <= 0:
             return None
-        who = f"{label}, stage {stage}"
-        return Activity(pattern=pattern[0], volume_bytes=pattern[1], alone_s=seconds, label=label, who=who)
+        return self._combined.activity(
+            [(label, rows, stage, share)], seconds, label, f"{label}, stage {stage}"
+        )
 
     def _timeline(self) -> Timeline:
         return replace(super()._timeline(), arrival_s=self._arrival_s)
@@ -401,7 +363,3 @@ class FlowStep(StepPlay):
         ):
             contention_s[first + WAITS.index(name)] = (took_s - alone_s).mean()
         return execution, contention_s
-
-
-def _bytes(part: tuple[str, Rows, int, float]) -> float:
-    return part[3]

@@ -14,6 +14,7 @@ reality, layer by layer, and others as much as their shares of time let expect.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -23,8 +24,11 @@ from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flaps import Flap
+from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.pipeline.chain import Chain
 from hdpsim.simulator.play.pipeline.program import Program, add_runs
+from hdpsim.simulator.play.replay import replay_timeline
+from hdpsim.simulator.play.shortcuts.repetition import steady_step
 
 from .routes import Rows, StepRoutes, Wired
 
@@ -78,10 +82,12 @@ class FlowProgram:
         gather: parameters before the step.
         sync: gradients after it.
         flaps: links that go down meanwhile.
+        played: the step as it is while nothing is shared.
     """
 
     priced: Program
     alone: Program
+    played: Timeline
     routes: StepRoutes
     sent: tuple[SentByOperations, ...]
     streams: tuple[SentByOperations, ...]
@@ -128,6 +134,7 @@ class FlowProgram:
         return cls(
             priced=program,
             alone=alone,
+            played=steady_step(alone.costs, partial(replay_timeline, alone)),
             routes=routes,
             sent=sent,
             streams=streams,

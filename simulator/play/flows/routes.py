@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hdpsim.arrays import Bools, Floats, Ints, offsets_of
 from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.network.links import KINDS, Links, Pattern
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
+from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.plan import Plan
 
@@ -43,8 +44,7 @@ class Wired:
     flaps: tuple[Flap, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(NamedTuple):
     """Flows between GPUs: the row each belongs to, and its bytes per byte that the busiest GPU of the row sends."""
 
     row: Ints
@@ -55,27 +55,18 @@ class Sent:
     @classmethod
     def of(cls, row: Ints, source: Ints, target: Ints, weight: Floats | float = 1.0) -> Sent:
         """From arrays of any shapes that fit together."""
-        row, source, target, weights = np.broadcast_arrays(
-            row, source, target, np.asarray(weight, dtype=float)
-        )
-        return cls(row=row.ravel(), source=source.ravel(), target=target.ravel(), weight=weights.ravel())
+        weights = np.asarray(weight, dtype=float)
+        row, source, target, weights = map(np.ravel, np.broadcast_arrays(row, source, target, weights))
+        return cls(row, source, target, weights)
 
     @classmethod
     def together(cls, parts: list[Sent]) -> Sent:
         """All of several."""
-        return cls(
-            row=np.concatenate([part.row for part in parts]),
-            source=np.concatenate([part.source for part in parts]),
-            target=np.concatenate([part.target for part in parts]),
-            weight=np.concatenate([part.weight for part in parts]),
-        )
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def between_nodes(self, node_gpus: int) -> Sent:
-        """Those that leave a node."""
-        far = self.source // node_gpus != self.target // node_gpus
-        return Sent(
-            row=self.row[far], source=self.source[far], target=self.target[far], weight=self.weight[far]
-        )
+    def only(self, some: Bools) -> Sent:
+        """Some of them."""
+        return Sent(self.row[some], self.source[some], self.target[some], self.weight[some])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,14 +88,13 @@ class Rows:
     @classmethod
     def of(cls, links: Links, useful: Bools, sent: Sent, rows: int, connection: int, seed: int) -> Rows:
         """Route every flow over the *useful* links; *connection* tells flows of several kinds between GPUs apart."""
-        sent = sent.between_nodes(links.cluster.node.gpus)
+        node_gpus = links.cluster.node.gpus
+        sent = sent.only(sent.source // node_gpus != sent.target // node_gpus)
         largest = np.zeros(rows)
         np.maximum.at(largest, sent.row, sent.weight)
         if not len(sent.row):
-            none = np.zeros(0, dtype=np.int64)
-            return cls(
-                offsets=np.zeros(rows + 1, dtype=np.int64), link=none, flows=np.zeros(0), largest=largest
-            )
+            none = np.zeros(rows + 1, dtype=np.int64)
+            return cls(offsets=none, link=none[:0], flows=np.zeros(0), largest=largest)
         pair = sent.source * links.cluster.gpus + sent.target  # many rows send over the same pairs
         pairs, which = np.unique(pair, return_inverse=True)
         source, target = np.divmod(pairs, links.cluster.gpus)
@@ -146,13 +136,8 @@ class Rows:
     def kept(self, stay: Bools) -> Rows:
         """Without the entries of some links; *stay*: [links]."""
         here = stay[self.link]
-        row = self.row[here]
-        return Rows(
-            offsets=offsets_of(np.bincount(row, minlength=len(self.largest))),
-            link=self.link[here],
-            flows=self.flows[here],
-            largest=self.largest,
-        )
+        offsets = offsets_of(np.bincount(self.row[here], minlength=len(self.largest)))
+        return replace(self, offsets=offsets, link=self.link[here], flows=self.flows[here])
 
     def bytes_per_s(self, capacity_bytes_per_s: Floats) -> Floats:
         """[rows]: rate of the busiest GPU while a row's flows have their links to themselves; infinite: none."""
@@ -173,12 +158,8 @@ def _can_hold_up(links: Links, offloads: bool) -> Bools:
     of up-links that take all their NICs send.
     """
     rate, node, fabric = links.capacity_bytes_per_s, links.cluster.node, links.cluster.fabric
-
-    def of(kind: str) -> slice:
-        return slice(links.first[kind], links.first[kind] + links.count[kind])  # type: ignore[index]
-
     keeps = np.ones(len(links), dtype=np.bool_)
-    nics = np.concatenate([rate[of("nic-out")], rate[of("nic-in")]])
+    nics = np.concatenate([rate[links.of_kind("nic-out")], rate[links.of_kind("nic-in")]])
     if not len(nics):
         return keeps
     nic = float(nics.max())
@@ -187,18 +168,14 @@ def _can_hold_up(links: Links, offloads: bool) -> Bools:
     port = nic * max(1.0, node.nics / node.gpus) + offloads * node.gpu.host_link_bytes_per_s
     pod_nics = leaf_nics * links.leaf.switches / max(links.spine.switches, 1)
     enough = {
-        "gpu-out": 0.0,
-        "gpu-in": 0.0,
-        "pcie-out": port,
-        "pcie-in": port,
-        "leaf-up": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
-        "leaf-down": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
-        "spine-up": nic * pod_nics if links.spine.bins == 1 else np.inf,
-        "spine-down": nic * pod_nics if links.spine.bins == 1 else np.inf,
+        "gpu": 0.0,
+        "pcie": port,
+        "leaf": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
+        "spine": nic * pod_nics if links.spine.bins == 1 else np.inf,
     }
     for kind in KINDS:
-        needed = enough.get(kind, np.inf)
-        keeps[of(kind)] = rate[of(kind)] < needed * (1.0 - EQUAL)
+        own, needed = links.of_kind(kind), enough.get(kind.partition("-")[0], np.inf)
+        keeps[own] = rate[own] < needed * (1.0 - EQUAL)
     return keeps
 
 
@@ -405,7 +382,7 @@ class Places:
         """Collectives over neighbours among the GPUs of each stage; a row's weights are bytes."""
         index = np.arange(self._ranks * self._parallel.tp)
         none = np.zeros(0, dtype=np.int64)
-        sent = [Sent(row=none, source=none, target=none, weight=np.zeros(0))]
+        sent = [Sent.of(none, none, none)]
         for part in parts:
             size = part.members * part.stride
             base = index // size * size
@@ -413,15 +390,8 @@ class Places:
             target = base + place * part.stride + index % part.stride
             inside = target < len(index)
             for stage in range(self._parallel.pp):
-                gpus = self._gpus_of_stage(index[inside], stage)
-                sent.append(
-                    Sent.of(
-                        np.array(stage),
-                        gpus,
-                        self._gpus_of_stage(target[inside], stage),
-                        part.sent_bytes[stage],
-                    )
-                )
+                source, peer = (self._gpus_of_stage(of[inside], stage) for of in (index, target))
+                sent.append(Sent.of(np.array(stage), source, peer, part.sent_bytes[stage]))
         return Sent.together(sent)
 
 
@@ -442,10 +412,7 @@ def _evenly(row: Ints, source: Ints, target: Ints, exists: Bools, node_gpus: int
     far = exists & (source // node_gpus != target // node_gpus)
     weight = far / np.maximum(1, far.sum(axis=axis, keepdims=True))
     sent = Sent.of(row, source, target, weight)
-    some = sent.weight > 0
-    return Sent(
-        row=sent.row[some], source=sent.source[some], target=sent.target[some], weight=sent.weight[some]
-    )
+    return sent.only(sent.weight > 0)
 
 
 def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
@@ -464,13 +431,15 @@ def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
 
 
 class Combined:
-    """Patterns of rows that send at once, each made when it is first asked for."""
+    """Activities of rows that send at once; what they put on links is worked out once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[Pattern, float]] = {}
 
-    def pattern(self, parts: list[tuple[str, Rows, int, float]]) -> tuple[Pattern, float] | None:
-        """What rows put on links together, and the bytes of the largest flow; None: nothing.
+    def activity(
+        self, parts: list[tuple[str, Rows, int, float]], alone_s: float, label: str, who: str
+    ) -> Activity | None:
+        """What rows put on links together, for so long alone; None: nothing.
 
         *parts*: name of the rows, rows, which of them, bytes that its busiest GPU sends.
         """
@@ -486,9 +455,7 @@ class Combined:
             largest = max(rows.largest[row] * sent for _, rows, row, sent in parts)
             numbers, place = np.unique(np.concatenate([link for link, _ in entries]), return_inverse=True)
             weights = [flows * sent / largest for (_, flows), (*_, sent) in zip(entries, parts, strict=True)]
-            flows = np.bincount(place, weights=np.concatenate(weights), minlength=len(numbers)).astype(
-                np.float64
-            )
-            self._made[key] = Pattern(links=numbers, flows=flows), largest / whole
+            flows = np.bincount(place, weights=np.concatenate(weights), minlength=len(numbers))
+            self._made[key] = Pattern(links=numbers, flows=flows.astype(np.float64)), largest / whole
         pattern, share = self._made[key]
-        return pattern, share * whole
+        return Activity(pattern=pattern, volume_bytes=share * whole, alone_s=alone_s, label=label, who=who)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints
-from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts
+from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan_pieces import plain_costs
 from hdpsim.simulator.play.meetings import check_common_slots
 from hdpsim.simulator.play.replay import play
 from hdpsim.simulator.play.shortcuts.lockstep import members_in_step
@@ -47,7 +48,8 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: boo
             _check_in_step(plan)
     if stages == 1 and not meets:
         # Common slots, checked above, already exclude a deadlock.
-        play(compile_program(plan, _no_costs(plan.micro_batches)), np.zeros(1))
+        nothing = np.zeros(plan.micro_batches)
+        play(compile_program(plan, plain_costs(1, nothing, nothing)), np.zeros(1))
 
 
 @contextmanager
@@ -191,18 +193,3 @@ def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
     if in_slots:
         why = "with a pipeline" if stages > 1 else "where ranks meet in every layer"
         check_common_slots(entries.micro_batch, entries.slot, entries.rank, why)
-
-
-def _no_costs(count: int) -> StepCosts:
-    """Return costs of zero: only the order of operations matters."""
-    zero = np.zeros(1)
-    return StepCosts(
-        stages=1,
-        chunks=1,
-        terms=(),
-        forward_terms_s=np.zeros((0, 1, count)),
-        backward_terms_s=np.zeros((0, 1, count)),
-        kind=np.zeros((1, 1), dtype=np.int64),
-        transfer_s=np.zeros(count),
-        epilogue=Epilogue(data_s=0.0, parameter_gather_s=zero, gradient_sync_s=zero, optimizer_s=zero),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
 from itertools import cycle
 
 import numpy as np
@@ -38,25 +38,8 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     return balance.plan()
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Sequences of similar length, longest first."""
-
-    sequences: list[int]
-    head: int = 0
-
-    @property
-    def empty(self) -> bool:
-        return self.head == len(self.sequences)
-
-
-@dataclass(slots=True)
-class _Made:
-    """Micro-batches in the order in which they were made."""
-
-    sequences: list[list[int]] = field(default_factory=list)
-    members: list[list[int]] = field(default_factory=list)
-    slot: list[int] = field(default_factory=list)
+_Bucket = deque[int]
+"""Sequences of similar length, longest first."""
 
 
 class _Balance:
@@ -81,7 +64,9 @@ class _Balance:
         self._exec_s = np.zeros(problem.ranks)
         self._longest_s = np.zeros(problem.ranks)
         self._slots = np.zeros(problem.ranks, dtype=np.int64)
-        self._made = _Made()
+        self._made: list[
+            tuple[list[int], list[int], int]
+        ] = []  # of every micro-batch: sequences, members, slot
 
     def _equal_work(self, many: int) -> list[_Bucket]:
         """Sequences by falling length in buckets of about the same work."""
@@ -89,13 +74,13 @@ class _Balance:
         work = np.where(self.long, self._long_s * self.size, self._piece_s)[order]
         middle = (np.cumsum(work) - work / 2.0) / work.sum()
         number = np.minimum((middle * many).astype(np.int64), many - 1)
-        return [_Bucket(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
+        return [deque(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
 
     def run(self) -> None:
         """Place all sequences."""
         while self._buckets:
             self._fill(self._targets())
-            self._buckets = [bucket for bucket in self._buckets if not bucket.empty]
+            self._buckets = [bucket for bucket in self._buckets if bucket]
 
     def _targets(self) -> list[int]:
         """Ranks that lag behind the busiest one by more than delta, or all; those with the least to do first."""
@@ -116,7 +101,7 @@ class _Balance:
             bucket = self._next(turns)
             if bucket is None:
                 return
-            need = int(self.size[bucket.sequences[bucket.head]])
+            need = int(self.size[bucket[0]])
             if need > len(targets) - place:
                 if place:
                     return
@@ -127,16 +112,12 @@ class _Balance:
 
     def _next(self, turns: cycle[_Bucket]) -> _Bucket | None:
         """The bucket whose turn it is; None if all are empty."""
-        if not self._by_turns:
-            return next((bucket for bucket in self._buckets if not bucket.empty), None)
-        return next(
-            (bucket for bucket, _ in zip(turns, self._buckets, strict=False) if not bucket.empty), None
-        )
+        one_each = (bucket for bucket, _ in zip(turns, self._buckets, strict=False))
+        return next((bucket for bucket in (one_each if self._by_turns else self._buckets) if bucket), None)
 
     def _add(self, bucket: _Bucket, members: list[int]) -> None:
         """Make a micro-batch of the bucket's next sequences and book it on its ranks."""
-        first = bucket.sequences[bucket.head]
-        bucket.head += 1
+        first = bucket.popleft()
         taken, seconds = [first], float(self._long_s[first])
         if not self.long[first]:
             seconds = self._pack(bucket, taken)
@@ -147,40 +128,35 @@ class _Balance:
         self._exec_s[chosen] = begin_s + seconds + self.problem.bubble_weight * longer_s
         self._longest_s[chosen] += longer_s
         self._slots[chosen] = slot + 1
-        self._made.sequences.append(taken)
-        self._made.members.append(sorted(members))
-        self._made.slot.append(slot)
+        self._made.append((taken, sorted(members), slot))
 
     def _pack(self, bucket: _Bucket, taken: list[int]) -> float:
         """Add sequences of the bucket to the one *taken* until the next does not fit; return the micro-batch's time."""
         lengths = self.problem.lengths
         room = self.problem.capacity_tokens - int(lengths[taken[0]])
-        while not bucket.empty and lengths[bucket.sequences[bucket.head]] <= room:
-            sequence = bucket.sequences[bucket.head]
-            bucket.head += 1
-            room -= int(lengths[sequence])
-            taken.append(sequence)
+        while bucket and lengths[bucket[0]] <= room:
+            taken.append(bucket.popleft())
+            room -= int(lengths[taken[-1]])
         padding = max(0, self.problem.shape_tokens - (self.problem.capacity_tokens - room))
         work_s = float(self._piece_s[taken].sum()) + self.problem.token_s * padding
         return max(work_s, self.problem.floor_s) + self.problem.fixed_s
 
     def plan(self) -> Plan:
         """The plan of what was made."""
-        problem, made = self.problem, self._made
+        problem = self.problem
+        every, groups, slots = zip(*self._made, strict=True)
         micro_batch = np.empty(len(problem.lengths), dtype=np.int64)
-        for number, sequences in enumerate(made.sequences):
+        for number, sequences in enumerate(every):
             micro_batch[sequences] = number
-        sizes = np.array([len(members) for members in made.members])
-        first = np.array([sequences[0] for sequences in made.sequences])
+        sizes = np.array([len(members) for members in groups])
+        first = np.array([sequences[0] for sequences in every])
         pieces = Pieces.of_whole(problem.lengths, micro_batch)
         return assemble(
-            strategy=problem.options.name,
-            ranks=problem.ranks,
-            capacity_tokens=problem.capacity_tokens,
-            pieces=pieces,
-            member_ranks=np.concatenate(made.members),
-            member_offsets=np.concatenate(([0], np.cumsum(sizes))),
-            slot=np.repeat(np.array(made.slot, dtype=np.int64), sizes),
+            problem,
+            pieces,
+            group_size=sizes,
+            member_ranks=np.concatenate(groups),
+            slot=np.array(slots, dtype=np.int64),
             offload_ratio=self.ratio[first],
             keep_holes=problem.in_slots,
             ideal_s=self.mean_s,

@@ -131,13 +131,11 @@ class NaiveWaves:
         """The plan."""
         problem = self.problem
         return assemble(
-            strategy=problem.options.name,
-            ranks=problem.ranks,
-            capacity_tokens=problem.capacity_tokens,
-            pieces=self.pieces,
+            problem,
+            self.pieces,
+            group_size=self.group,
             member_ranks=ranges(self.first, self.group),
-            member_offsets=np.concatenate(([0], np.cumsum(self.group))),
-            slot=np.repeat(self.wave, self.group),
+            slot=self.wave,
             offload_ratio=self.ratio,
             keep_holes=problem.in_slots,
             ideal_s=self.ideal_s,

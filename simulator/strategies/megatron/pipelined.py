@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.flop import forward_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan_pieces import plain_costs
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.strategies.plan_builder import PlanBuilder
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -201,18 +202,7 @@ class _Draft:
             np.add.reduceat(flop[plan.segment_sequence], plan.segment_offsets[:-1]) / size
             for flop in (self._forward, layer_flop(self.problem, backward=True))
         )
-        stages = self.problem.stages
-        none = np.zeros(stages)
-        return StepCosts(
-            stages=stages,
-            chunks=1,
-            terms=("gemm",),
-            forward_terms_s=forward[None, None],
-            backward_terms_s=backward[None, None],
-            kind=np.zeros((stages, 1), dtype=np.int64),
-            transfer_s=np.zeros(len(size)),
-            epilogue=Epilogue(data_s=0.0, parameter_gather_s=none, gradient_sync_s=none, optimizer_s=none),
-        )
+        return plain_costs(self.problem.stages, forward, backward)
 
 
 def layer_flop(problem: PlanningProblem, *, backward: bool) -> Floats:

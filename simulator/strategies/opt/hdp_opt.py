@@ -300,19 +300,14 @@ def _assemble(
     micro_batch[placed.sequence] = np.arange(long)
     micro_batch[packs.sequence] = long + pack_of
     size = np.concatenate((placed.size, np.ones(len(rank) - len(placed.single_s), dtype=np.int64)))
-    gang_slots = np.repeat(placed.gang_slot, placed.size[: len(placed.gang_slot)])
     return assemble(
-        strategy=problem.options.name,
-        ranks=problem.ranks,
-        capacity_tokens=problem.capacity_tokens,
-        pieces=Pieces.of_whole(problem.lengths, micro_batch),
+        problem,
+        Pieces.of_whole(problem.lengths, micro_batch),
+        group_size=size,
         member_ranks=np.concatenate((*placed.gang_ranks, rank)),
-        member_offsets=np.concatenate(([0], np.cumsum(size))),
-        slot=np.concatenate((gang_slots, _slots(placed.loads.slot, rank, seconds))),
+        slot=np.concatenate((placed.gang_slot, _slots(placed.loads.slot, rank, seconds))),
         offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
         keep_holes=problem.stages > 1,
-        ideal_s=0.0,
-        makespan_s=0.0,
         notes=(f"largest group {int(size.max())} ranks",),
     )
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan_pieces import plain_costs
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import play
 
@@ -25,25 +25,12 @@ def rehearsed_s(
 
     Counted: the schedule with its bubbles, waiting of groups.  Ignored: transfers, what distinguishes stages.
     """
-    forward_s = (seconds * ((1.0 - BACKWARD_SHARE) / chunks))[None, None, :]
-    backward_s = (seconds * (BACKWARD_SHARE / chunks))[None, None, :]
-    nothing = np.zeros(stages)
-    costs = StepCosts(
-        stages=stages,
-        chunks=chunks,
-        schedule=schedule,
-        terms=("work",),
-        forward_terms_s=forward_s,
-        backward_terms_s=backward_s,
-        weight_terms_s=backward_s * WEIGHT_SHARE,
-        kind=np.zeros((stages, chunks), dtype=np.int64),
-        transfer_s=np.zeros(len(seconds)),
-        epilogue=Epilogue(
-            data_s=0.0, parameter_gather_s=nothing, gradient_sync_s=nothing, optimizer_s=nothing
-        ),
+    forward_s, backward_s = (seconds * (share / chunks) for share in (1.0 - BACKWARD_SHARE, BACKWARD_SHARE))
+    costs = plain_costs(
+        stages, forward_s, backward_s, chunks=chunks, schedule=schedule, weight_share=WEIGHT_SHARE
     )
     program = compile_program(plan, costs)
-    _, end_s = play(program, nothing)
+    _, end_s = play(program, np.zeros(stages))
     done_s = np.zeros(program.processes)
     busy = np.flatnonzero(np.diff(program.part_offsets))
     done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.setup import Packing
+from hdpsim.simulator.strategies.problem import PlanningProblem
 
 TIGHT_CHUNK = 8192  # sequences packed together: enough to choose from, few enough for lists
 MOST_KEPT = 4096  # sequences of a batch whose packs are kept
@@ -27,9 +27,6 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
     best-fit: in order of arrival, each into the fullest pack it fits.
     concatenate: the batch as one stream cut every capacity_tokens; only this packer splits sequences.
     """
-    count = len(lengths)
-    sequence = np.arange(count, dtype=np.int64)
-    start = np.zeros(count, dtype=np.int64)
     match method:
         case "concatenate":
             return _concatenate(lengths, capacity_tokens)
@@ -41,7 +38,7 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
             bins = _kept(_first_fit_decreasing, lengths, capacity_tokens)
         case _:
             assert_never(method)
-    return Pieces(tokens=lengths, sequence=sequence, start=start, micro_batch=bins)
+    return Pieces.of_whole(lengths, bins)
 
 
 def _kept(packer: Callable[[Ints, int], Ints], lengths: Ints, capacity_tokens: int) -> Ints:
@@ -68,7 +65,7 @@ def split_packs(pieces: Pieces, more: int) -> Pieces:
     leaving = np.clip(more - (np.cumsum(spare) - spare), 0, spare)
     place = ranges(np.zeros_like(counts), counts)
     begins = (place == 0) | (place >= np.repeat(counts - leaving, counts))
-    return replace(pieces, micro_batch=np.cumsum(begins) - 1)
+    return pieces._replace(micro_batch=np.cumsum(begins) - 1)
 
 
 def _concatenate(lengths: Ints, capacity_tokens: int) -> Pieces:
@@ -223,8 +220,7 @@ def _best_pair(left: list[int], rest: int, longest: int, bits: int) -> tuple[int
     return best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Segments with the micro-batch each one went to (micro-batches numbered from 0, none empty)."""
 
     tokens: Ints
@@ -236,12 +232,8 @@ class Pieces:
     def of_whole(cls, lengths: Ints, micro_batch: Ints) -> Pieces:
         """Sequences that nobody cuts, each in one micro-batch."""
         count = len(lengths)
-        return cls(
-            tokens=lengths,
-            sequence=np.arange(count, dtype=np.int64),
-            start=np.zeros(count, dtype=np.int64),
-            micro_batch=micro_batch,
-        )
+        zeros = np.zeros(count, dtype=np.int64)
+        return cls(lengths, np.arange(count, dtype=np.int64), zeros, micro_batch)
 
     def totals(self, count: int) -> Ints:
         """Tokens of each of *count* micro-batches."""
@@ -251,40 +243,31 @@ class Pieces:
 
     def at(self, places: Ints) -> Pieces:
         """The pieces at these places."""
-        return Pieces(
-            tokens=self.tokens[places],
-            sequence=self.sequence[places],
-            start=self.start[places],
-            micro_batch=self.micro_batch[places],
-        )
+        return Pieces(*(column[places] for column in self))
 
 
 def assemble(
-    *,
-    strategy: str,
-    ranks: int,
-    capacity_tokens: int,
+    problem: PlanningProblem,
     pieces: Pieces,
+    *,
+    group_size: Ints,
     member_ranks: Ints,
-    member_offsets: Ints,
     slot: Ints,
     offload_ratio: Floats,
     keep_holes: bool,
-    ideal_s: float,
-    makespan_s: float,
+    ideal_s: float = 0.0,
+    makespan_s: float = 0.0,
     padding_tokens: Ints | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """Build the Plan.
 
     Args:
-        strategy: name the plan carries.
-        ranks: HDP ranks.
-        capacity_tokens: C.
+        problem: what is planned.
         pieces: segments and their micro-batches.
-        member_ranks: CSR values of each micro-batch's group, ascending inside a group.
-        member_offsets: CSR offsets of the groups.
-        slot: for every entry of member_ranks the slot at which that rank runs the micro-batch.
+        group_size: per micro-batch.
+        member_ranks: of one micro-batch after the other, ascending inside a group.
+        slot: per micro-batch, the one at which its ranks run it.
         offload_ratio: per micro-batch.
         keep_holes: keep slot numbers as they are (pipelines need equal slots in a group); otherwise a rank's
             micro-batches only keep their order.
@@ -295,29 +278,27 @@ def assemble(
     """
     by_batch = np.argsort(pieces.micro_batch, kind="stable")
     counts = np.bincount(pieces.micro_batch, minlength=len(offload_ratio))
-    entry_batch = np.repeat(np.arange(len(offload_ratio), dtype=np.int64), np.diff(member_offsets))
-    in_order = np.lexsort((slot, member_ranks))
-    rank_of, slot_of, batch_of = member_ranks[in_order], slot[in_order], entry_batch[in_order]
-    per_rank = np.bincount(rank_of, minlength=ranks)
+    batch_of = np.repeat(np.arange(len(offload_ratio), dtype=np.int64), group_size)
+    slot_of = slot[batch_of]
     if keep_holes:
-        last = np.full(ranks, -1, dtype=np.int64)
-        np.maximum.at(last, rank_of, slot_of)
-        order_offsets = np.concatenate(([0], np.cumsum(last + 1)))
+        last = np.full(problem.ranks, -1, dtype=np.int64)
+        np.maximum.at(last, member_ranks, slot_of)
+        order_offsets = offsets_of(last + 1)
         order = np.full(int(order_offsets[-1]), HOLE, dtype=np.int64)
-        order[order_offsets[rank_of] + slot_of] = batch_of
+        order[order_offsets[member_ranks] + slot_of] = batch_of
     else:
-        order_offsets = np.concatenate(([0], np.cumsum(per_rank)))
-        order = batch_of
+        order_offsets = offsets_of(np.bincount(member_ranks, minlength=problem.ranks))
+        order = batch_of[np.lexsort((slot_of, member_ranks))]
     return Plan(
-        strategy=strategy,
-        ranks=ranks,
-        capacity_tokens=capacity_tokens,
+        strategy=problem.options.name,
+        ranks=problem.ranks,
+        capacity_tokens=problem.capacity_tokens,
         segment_tokens=pieces.tokens[by_batch],
         segment_sequence=pieces.sequence[by_batch],
         segment_start=pieces.start[by_batch],
-        segment_offsets=np.concatenate(([0], np.cumsum(counts))),
+        segment_offsets=offsets_of(counts),
         member_ranks=member_ranks,
-        member_offsets=member_offsets,
+        member_offsets=offsets_of(group_size),
         offload_ratio=offload_ratio,
         order=order,
         order_offsets=order_offsets,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -25,8 +24,7 @@ from hdpsim.simulator.play.flows.engine import FlowStep, run_flows
 from hdpsim.simulator.play.flows.program import FlowProgram, row_of_stage
 from hdpsim.simulator.play.flows.routes import Rows
 from hdpsim.simulator.play.pipeline.program import compile_program
-from hdpsim.simulator.play.replay import replay_timeline, run_replay
-from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.playing import link_flaps, plan_noise, wired
 from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup
@@ -96,13 +94,13 @@ def played(
     costs = price_plan(of, problem, plan)
     where = replace(wired(of), every_link=every_link)
     flows = FlowProgram.of(compile_program(plan, costs, plan_noise(of, plan, costs)), where)
-    alone = steady_step(costs, partial(replay_timeline, flows.alone))
     env = simpy.Environment()
     capacity = share * where.links.capacity_bytes_per_s
     capacity[faster[0]] *= faster[1]
     links = replace(where.links, capacity_bytes_per_s=capacity)
-    step = FlowStep(flows, FlowNetwork(env, links), alone)
-    timeline = env.run(step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()]))
+    step = FlowStep(flows, FlowNetwork(env, links))
+    begin_s = flows.played.step_end.begin_s.tolist()
+    timeline = env.run(step.start(env, [env.timeout(seconds) for seconds in begin_s]))
     assert isinstance(timeline, Timeline)
     return flows, timeline, step
 
@@ -324,7 +322,6 @@ def test_a_ring_and_the_streams_of_offloading_share_the_ports_of_gpus():
     costs = price_plan(of, problem, plan)
     where = wired(of)
     flows = FlowProgram.of(compile_program(plan, costs), where)
-    alone = steady_step(costs, partial(replay_timeline, flows.alone))
     ring_bytes = sum(float(one.sent_bytes[0]) for one in flows.sent)
     out, back = (float(one.sent_bytes[0]) for one in flows.streams)
     assert out == back
@@ -338,7 +335,7 @@ def test_a_ring_and_the_streams_of_offloading_share_the_ports_of_gpus():
     capacity[first : first + 2 * of.cluster.gpus] = port
     env = simpy.Environment()
     network = FlowNetwork(env, replace(where.links, capacity_bytes_per_s=capacity))
-    step = FlowStep(flows, network, alone)
+    step = FlowStep(flows, network)
     timeline = env.run(step.start(env, [env.timeout(0.0)]))
     assert isinstance(timeline, Timeline)
     took_s = timeline.end_s[0] - timeline.start_s[0]

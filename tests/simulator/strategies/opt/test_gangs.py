@@ -2,15 +2,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_plans import make_plan
 from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.strategies.opt import gangs as gangs_module
 from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs, window_max
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
 from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 
 
 def problem(
@@ -145,21 +146,10 @@ def test_a_slot_that_is_left_out_costs_a_micro_batch_and_several_cost_no_more_th
 
 def played_s(slots: list[int], stages: int) -> float:
     """When a rank ends that runs micro-batches of 1 s in these slots."""
-    count = len(slots)
-    plan = assemble(
-        strategy="test",
-        ranks=1,
-        capacity_tokens=1,
-        pieces=Pieces.of_whole(np.ones(count, dtype=np.int64), np.arange(count)),
-        member_ranks=np.zeros(count, dtype=np.int64),
-        member_offsets=np.arange(count + 1),
-        slot=np.array(slots),
-        offload_ratio=np.zeros(count),
-        keep_holes=True,
-        ideal_s=0.0,
-        makespan_s=0.0,
-    )
-    return float(rehearsed_s(plan, np.ones(count), stages=stages, chunks=1).max())
+    order = [HOLE] * (slots[-1] + 1)
+    for number, slot in enumerate(slots):
+        order[slot] = number
+    return float(rehearsed_s(make_plan([order]), np.ones(len(slots)), stages=stages, chunks=1).max())
 
 
 @given(stages=st.integers(2, 9), before=st.integers(1, 6), holes=st.integers(0, 12), after=st.integers(1, 6))
@@ -172,19 +162,7 @@ def test_what_slots_cost_that_are_left_out_is_what_the_replay_takes(
 
 
 def test_a_rehearsal_says_when_each_rank_ends():
-    plan = assemble(
-        strategy="test",
-        ranks=2,
-        capacity_tokens=1,
-        pieces=Pieces.of_whole(np.ones(3, dtype=np.int64), np.arange(3)),
-        member_ranks=np.array([0, 0, 1]),
-        member_offsets=np.arange(4),
-        slot=np.array([0, 1, 0]),
-        offload_ratio=np.zeros(3),
-        keep_holes=True,
-        ideal_s=0.0,
-        makespan_s=0.0,
-    )
+    plan = make_plan([[0, 1], [2]])
     # Of 1 s on each of two stages 0.3 s are the forward; one after the other, and one more micro-batch for rank 0.
     assert rehearsed_s(plan, np.ones(3), stages=2, chunks=1).tolist() == pytest.approx([3.0, 2.0])
 
