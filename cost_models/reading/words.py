@@ -19,15 +19,18 @@ def _words(source: str) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
     attributes = (ast.get_docstring(definition) or "").partition("Attributes:\n")[2]
-    words = {
-        name: _line(text) for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", attributes, re.M)
-    }
+    words = named_words(attributes)
     for item, below in zip(definition.body, definition.body[1:], strict=False):
         if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             words[item.target.id] = _line(str(below.value.value))
     return words
+
+
+def named_words(section: str) -> dict[str, str]:
+    """What the entries of a section of a docstring (`Attributes:`, `Args:`) say, each on one line."""
+    return {name: _line(text) for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.M)}
 
 
 def _line(text: str) -> str:

@@ -1,8 +1,7 @@
 """The `hdpsim` command: the list of verbs, and how errors leave the program.
 
-Each verb is one small module of a folder here with a click command called `command`. These modules import
-only click and small things of ours; numpy, matplotlib and the rest are loaded when a verb runs, so that
-`hdpsim --help` starts quickly.
+These modules import only click and small things of ours; numpy, matplotlib and the rest are loaded when a verb runs,
+so that `hdpsim --help` starts quickly.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ VERBS = {
     "report": "files", "fabric": "files", "flows": "files", "import": "files", "export": "files", "new": "files",
     "doctor": "files", "completion": "files",
 }  # fmt: skip
-"""Every verb in the order of the help text, and the folder here of its module, which holds its click command as
-`command`."""
+"""Every verb in the order of the help text, and the module here that has its click command."""
 
 _HEADINGS = {
     "running": "How fast is it",
@@ -41,7 +39,7 @@ _HEADINGS = {
     "evidence": "How far to believe it",
     "files": "Files, catalogs and the installation",
 }
-"""Folder of verbs -> what they stand under in the help text."""
+"""Module of verbs -> what they stand under in the help text."""
 
 _OUT_OF_MEMORY = (
     "this needs more memory than there is; take fewer or smaller batches, a shorter trace, fewer GPUs"
@@ -72,7 +70,7 @@ class _Verbs(Commands):
     def sections(self, ctx: click.Context) -> dict[str, list[str]]:
         """Verbs by what is asked."""
         return {
-            heading: [verb for verb, folder in VERBS.items() if folder == of]
+            heading: [verb for verb, module in VERBS.items() if module == of]
             for of, heading in _HEADINGS.items()
         }
 
@@ -80,8 +78,8 @@ class _Verbs(Commands):
         """The click command of a verb, or None."""
         if cmd_name not in VERBS:
             return None
-        module = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
-        command: click.Command = import_module(f"{__package__}.{VERBS[cmd_name]}.{module}").command
+        name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
+        command: click.Command = getattr(import_module(f"{__package__}.{VERBS[cmd_name]}"), name)
         command.epilog = epilog(cmd_name)
         for name, part in getattr(command, "commands", {}).items():
             part.epilog = epilog(f"{cmd_name} {name}")

@@ -15,30 +15,17 @@ NEXT_LINE_S = 30.0
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; yields `report(done, total)`.
+def progress(label: str, unit: str = "") -> Iterator[Callable[..., None]]:
+    """Progress on stderr; yields `report(done, total, note="")`; *total* None means that nobody knows it.
 
-    It appears only on a terminal and only once the work has taken two seconds.
+    It is a bar on a terminal, which appears only once the work has taken two seconds. Work that has a *unit* may take
+    hours: its bar has the time left, and elsewhere there is a line after ten seconds and then every thirty.
     """
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    with _bar(label, 2.0) as report:
-        yield report
-
-
-@contextmanager
-def long_progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
-    """The same for work that may take hours: `report(done, total, note="")`; *total* None means that nobody knows it.
-
-    On a terminal the bar has the time left; elsewhere there is a line on stderr after ten seconds and then every
-    thirty.
-    """
-    if not sys.stderr.isatty():
-        yield _Lines(label, unit).report
-        return
-    with _bar(label, 1.0, time_left=True) as report:
-        yield report
+    if sys.stderr.isatty():
+        with _bar(label, 1.0 if unit else 2.0, time_left=bool(unit)) as report:
+            yield report
+    else:
+        yield _Lines(label, unit).report if unit else lambda *_told, **_more: None
 
 
 class _Lines:
@@ -70,7 +57,7 @@ class _Lines:
 
 
 @contextmanager
-def _bar(label: str, after_s: float, *, time_left: bool = False) -> Iterator[Callable[..., None]]:
+def _bar(label: str, after_s: float, *, time_left: bool) -> Iterator[Callable[..., None]]:
     from rich import progress as rich_progress
     from rich.console import Console
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal, get_args
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.values import Names, Progress, check_whole_number, names_of, quiet
 from hdpsim.quoting import did_you_mean, quoted
 
-if TYPE_CHECKING:
-    from hdpsim.experiments.validation.views import View
+View = Literal["published", "plain", "unseen"]
 
 _MOST_WORKERS = 8
 """Processes of a calibration: more start longer than they save."""
@@ -30,13 +29,16 @@ def validate(
     lengths: Iterable[str] | Mapping[str, str | Path] = (),
     scenario: str | Path | None = None,
     without: Iterable[str] = (),
-    view: str = "published",
+    view: View = "published",
     residuals: str | Path | None = None,
     progress: Progress = quiet,
 ) -> Result:
     """How good are the predictions, on the published runs that are shipped or on your own?
 
         hdpsim.validate("runs.csv").to_frame()[["record", "measured", "predicted", "error"]]
+
+    The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
+    reason.
 
     Args:
         records: CSV of training runs (docs/explanation/validation.md); default: the published ones shipped.
@@ -45,24 +47,21 @@ def validate(
         kernels: table of single kernels and collectives to predict instead of runs.
         steps: measured steps with their documents (JSON lines) to predict instead of runs.
         longctx: table of long-context and variable-length systems to predict instead of runs.
-        lengths: with *longctx*: lengths of data sets that are not shipped, `{"Wikipedia": "lengths.csv"}`.
+        lengths: with *longctx*: lengths of data sets that are not shipped, `{"Wikipedia": "lengths.csv"}` or
+            `"Wikipedia=lengths.csv"`.
         scenario: with *steps*: how steps were run that do not say it themselves.
-        without: rules about software to leave out: `["inferred"]`, or switches such as `["nemo.tp_overlap"]`.
-        view: what predictions see of a record: `"published"` (all of it), `"plain"` (what a user's own record
-            has: a framework without a release, no notes) or `"unseen"` (nothing made with its family in view).
-        residuals: file for features and log errors of the runs judged: what bands of predictions rest on.
+        without: rules about software to leave out: a class (stated, release, inferred) or a switch of a stack, such as
+            `"nemo.tp_overlap"` (docs/reference/software.md).
+        view: what predictions see of a record: published (all of it), plain (what a user's own record has: a framework
+            without a release, no notes) or unseen (nothing that was made with the runs of its family in view).
+        residuals: file for features and log errors (no measurements) of the runs judged: what bands of predictions rest
+            on.
         progress: shows how far it is.
 
     Raises:
         UserInputError: a file that cannot be used; the message says where.
     """
-    if steps is not None and (records, memory, kernels, residuals, tuple(without)) != (
-        None,
-        False,
-        None,
-        None,
-        (),
-    ):
+    if steps is not None and (any((records, kernels, residuals)) or memory or tuple(without)):
         raise UserInputError("--steps goes with --scenario, --calibration, --out and --json only")
     if scenario is not None and steps is None:
         raise UserInputError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
@@ -79,8 +78,9 @@ def validate(
         raise UserInputError("--without goes with predictions of runs, and not with --write-residuals")
     if memory and residuals is not None:
         raise UserInputError("--write-residuals is about time, not --memory")
-    shown_as = _view(view)
-    if shown_as != "published" and (kernels, steps, residuals, longctx) != (None, None, None, None):
+    if view not in get_args(View):
+        raise UserInputError(f"--as: {quoted(str(view))} is none of {', '.join(get_args(View))}")
+    if view != "published" and (kernels, steps, residuals, longctx) != (None, None, None, None):
         raise UserInputError("--as goes with predictions of runs, and not with --write-residuals")
     constants = _text(calibration)
     with progress("predicting") as shown:
@@ -114,19 +114,10 @@ def validate(
                 calibration=constants,
                 residuals=_text(residuals),
                 without=rules,
-                view=shown_as,
+                view=view,
                 report=shown,
             )
         )
-
-
-def _view(name: str) -> View:
-    from hdpsim.experiments.validation.views import VIEWS
-
-    for view in VIEWS:
-        if view == name:
-            return view
-    raise UserInputError(f"--as: {quoted(name)} is none of {', '.join(VIEWS)}")
 
 
 def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]:
@@ -165,10 +156,12 @@ def calibrate(
     workers: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
-    """Which constants of a GPU generation do measurements tell, and how well? Writes a calibration.
+    """Which constants of a GPU generation do measurements tell, and how well?
 
         hdpsim.calibrate("runs.csv", gpu="h100", output="mine.yaml")
         hdpsim.simulate("my_run.yaml", {"calibration": "mine.yaml"})
+
+    They are written as a calibration. Where there are *kernels*, what they say is known before the runs are asked.
 
     Args:
         records: CSV of training runs; default: the published ones shipped.
@@ -226,7 +219,7 @@ def reproduce(
         cells: CSV of other cells than the paper's.
         figures: numbers of the only figures to reproduce, where a paper's figures are; default: everything.
         batches: global batches of each prediction, where a paper averages over batches.
-        residuals: file for features and log errors of the cells.
+        residuals: file for features and log errors (no measurements) of the cells: what bands of predictions rest on.
         progress: shows how far it is.
 
     Raises:

@@ -71,7 +71,7 @@ def flows(
     seed: int = 0,
     top: int = 5,
 ) -> Result:
-    """What do flows that meet leave each other? All GPUs send at once.
+    """What do flows that meet leave each other, when all GPUs send at once?
 
         hdpsim.flows("llama-7b-1k-github", pattern="all-to-all", gpus=64).to_dict()["slowest_s"]
 

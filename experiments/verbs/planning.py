@@ -27,7 +27,6 @@ from hdpsim.experiments.verbs.values import (
 )
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.planning.recommending.goal import Goal
     from hdpsim.experiments.sweeps.run import SweepRun
 
 Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]
@@ -58,28 +57,31 @@ def plan(
         best = hdpsim.plan("llama-3-70b-h100", budget="30s").scenario
         hdpsim.compare(best)
 
+    Tries every layout that divides and every strategy on it, on the same global batches. Keys that are changed stay
+    as they are set, and so does what the scenario's software stack decides.
+
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
-        gpus: numbers of GPUs, `[1024, 2048]`; default: the scenario's.
-        gpu_types: GPUs of the catalog, `["h100", "b200"]`; default: the scenario's.
+        gpus: numbers of GPUs, such as `[1024, 2048]` or `"1K,2K"`; default: the scenario's.
+        gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: what is best; `"time_to_train"` needs *tokens*.
-        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
-        budget: time after which nothing new is tried, `"60s"`; None: all is tried.
-        headroom: memory must suffice for so much more than is predicted, `"3%"`; default: what measured peaks say.
-        searched: values that are tried of a key instead of what is usual, `["layout.tp=4,8"]`.
+        tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
+        budget: time after which nothing new is tried, such as `"60s"`, or none.
+        headroom: memory must suffice for so much more than is predicted, such as `"3%"`; default: what measured
+            peaks say.
+        searched: values that are tried of a key instead of what is usual, such as `"layout.tp=4,8"`.
         top: how many of the best are shown.
         batches: global batches to average over; default: execution.batches of the scenario.
         workers: processes; what is found does not depend on it where there is time for all.
-        engine: `"dask://HOST:PORT"` for the workers of a Dask cluster.
+        engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.
         progress: shows how far it is.
 
     Returns:
         A result whose `scenario` is the best one.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: nothing that was tried can run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.planning import plan as study
@@ -92,11 +94,11 @@ def plan(
     check_whole_number("workers", workers, "workers")
     changes = override_texts(overrides)
     options: dict[str, Any] = {
-        "gpus": counts_of("gpus", gpus) if gpus else (),
-        "gpu_types": names_of("gpu_types", gpu_types) if gpu_types else (),
+        "gpus": counts_of(gpus) if gpus else (),
+        "gpu_types": names_of("--gpu", gpu_types) if gpu_types else (),
         "objective": objective,
-        "budget_s": seconds_of("budget", budget),
-        "headroom": _headroom(headroom),
+        "budget_s": seconds_of("--budget", budget),
+        "headroom": share_of("--headroom", headroom, may_be_zero=True),
         "searched": tuple(searched),
         "tokens": tokens_of(tokens),
     }
@@ -121,19 +123,9 @@ def plan(
     )
 
 
-def _headroom(value: str | float | None) -> float | None:
-    from hdpsim.experiments.planning.headroom import parse_headroom
-
-    if value is None or isinstance(value, str):
-        return None if value is None else parse_headroom(value)
-    if not 0.0 <= value < 1.0:
-        raise UserInputError(f"headroom: expected a share from 0 to below 1, such as 0.03, got {value}")
-    return float(value)
-
-
 def recommend(
     scenario: ScenarioSource,
-    target: str | Goal,
+    target: str,
     overrides: GivenOverrides = (),
     *,
     gpu_types: Names = (),
@@ -154,11 +146,11 @@ def recommend(
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         target: what has to be done by when, `"300B tokens in 30 days"`.
         overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
-        gpu_types: GPUs of the catalog, `["h100", "b200"]`; default: the scenario's.
+        gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
-        confidence: probability with which the date has to be met.
+        confidence: probability with which the date has to be met; 0.5: an even bet.
         keep_layout: only data parallelism grows; no layout is searched.
-        budget: time after which nothing new is tried, `"60s"`; None: all is tried.
+        budget: time after which nothing new is tried, such as `"60s"`, or none.
         batches: global batches to average a step over; None: `execution.batches` of the scenario.
         progress: shows how far it is.
 
@@ -180,9 +172,9 @@ def recommend(
         raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
     if batches is not None:
         check_whole_number("batches", batches, "batches")
-    goal = parse_goal(target) if isinstance(target, str) else target
-    types = names_of("gpu_types", gpu_types) if gpu_types else ()
-    budget_s = seconds_of("budget", budget)
+    goal = parse_goal(target)
+    types = names_of("--gpu", gpu_types) if gpu_types else ()
+    budget_s = seconds_of("--budget", budget)
     changes = override_texts(overrides)
     batches_change = () if batches is None else (f"execution.batches={batches}",)
     checked, _ = open_scenario(scenario, (*changes, *batches_change))
@@ -219,7 +211,7 @@ def check(
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
         batches: global batches to average over; default: execution.batches of the scenario.
-        tokens: what is wasted in money when training on so many tokens, `"300B"`.
+        tokens: what is wasted in money when training on so many tokens, such as `"300B"` or `"1.5T"`.
         progress: shows how far it is.
 
     Returns:
@@ -257,6 +249,9 @@ def check_strategy(
 
         hdpsim.check_strategy("my_module:my_strategy", ranks=64).error is None
 
+    Tokens, capacity, members, order, deadlocks, the same plan every time; batches of one token to a full context, 1 to
+    16,384 ranks, with and without a pipeline. What breaks is shown with the smallest batch found.
+
     Args:
         strategy: `"module:function"`, an installed name, or the function itself (of a module that can be imported).
         overrides: keys of the scenario to change, as `--set` does.
@@ -275,7 +270,7 @@ def check_strategy(
 
     check_whole_number("ranks", ranks, "cp")
     given = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
-    (name,) = strategy_names("MODULE:FUNCTION", [given])
+    (name,) = strategy_names([given], "MODULE:FUNCTION")
     checked = load_scenario(scenario, overrides)
     with progress("checking") as shown:
         found = study.check_strategy(checked, name, most_ranks=ranks, report=shown)
@@ -304,23 +299,25 @@ def scale(
 
         hdpsim.scale("quickstart-8gpu", [8, 16, 32], batches=1).plot()
 
+    Strong scaling by default: the global batch stays the same.
+
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
-        gpus: numbers of GPUs.
+        gpus: numbers of GPUs, such as `[1024, 2048]` or `"1K,2K"`.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
         weak: the global batch grows with the GPUs; default: it stays the same.
-        strategies: names; default: the scenario's.
+        strategies: names, the first being the base of the speed-ups; one's own as `"my_module:function"`; default: the
+            scenario's.
         batches: global batches to average over; default: execution.batches of the scenario.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: nothing of it can run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.studies import scale as study
 
-    counts = counts_of("gpus", gpus)
-    names = None if strategies is None else strategy_names("strategies", strategies)
+    counts = counts_of(gpus)
+    names = None if strategies is None else strategy_names(strategies)
     checked = load_scenario(scenario, overrides)
     with progress("scaling") as shown:
         scaling = study.scale(
@@ -348,18 +345,22 @@ def whatif(
 
         hdpsim.whatif("quickstart-8gpu", {"layout.tp": 1, "data.context": "64K tokens"}, batches=1)
 
+    Simulates the scenario as it is, with each change alone, with the first ones together, and with all of them.
+
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         changes: what to try: one key a change, `{"layout.tp": 4}`; or a list whose members change one key or several,
             `["layout.tp=4", {"layout.tp": 4, "layout.pp": 2}]`.
-        strategies: names; default: the scenario's.
-        tornado: move every numeric input down and up by this share instead, `"10%"`.
+        strategies: names, the first being the base of the speed-ups; one's own as `"my_module:function"`; default: the
+            scenario's.
+        tornado: move every numeric input down and up by this share instead, such as `"10%"`, on one batch unless
+            *batches* says
+            more.
         batches: global batches to average over; default: execution.batches of the scenario, with tornado one.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: the scenario itself cannot run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.studies.changes import tornado as inputs
     from hdpsim.experiments.studies.changes import whatif as study
@@ -370,7 +371,7 @@ def whatif(
             raise UserInputError(
                 "--tornado goes without --set and --strategies: it moves every input of the scenario"
             )
-        share = share_of("tornado", tornado)
+        share = share_of("--tornado", tornado)
         assert share is not None
         checked = load_scenario(scenario)
         with progress("simulating") as shown:
@@ -378,7 +379,7 @@ def whatif(
         return Result(document=inputs.tornado_document(checked, moved), scenario=checked, found=moved)
     if not tried:
         raise UserInputError("whatif needs at least one change: --set key=value, or --tornado")
-    names = () if strategies is None else strategy_names("strategies", strategies)
+    names = () if strategies is None else strategy_names(strategies)
     checked = load_scenario(scenario)
     with progress("simulating") as shown:
         variants = study.whatif(checked, tried, batches, shown, names)
@@ -400,7 +401,9 @@ def sweep(
 
         hdpsim.sweep({"base": "quickstart-8gpu", "grid": {"layout.tp": [1, 2, 4]}}, {"execution.batches": 1})
 
-    Finished results are kept: a sweep that was interrupted goes on where it stopped, and a repeated one costs nothing.
+    A sweep is a YAML file (docs/how-to/sweeps.md) or the name of a shipped one: a base scenario and axes (grid, zip,
+    list) of values for its keys. Finished results are kept: a sweep that was interrupted goes on where it stopped, and
+    a repeated one costs nothing.
 
     Args:
         sweep: a sweep file, a shipped sweep's name, or a dictionary with a base scenario and axes (grid, zip, list).
@@ -408,7 +411,7 @@ def sweep(
         dry_run: say how many simulations it would be, and about how long.
         store: folder where results are kept; default: hdpsim/results in your cache folder.
         workers: processes; the result does not depend on it.
-        engine: `"dask://HOST:PORT"` for the workers of a Dask cluster.
+        engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.
         progress: shows how far it is.
 
     Returns:

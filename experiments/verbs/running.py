@@ -17,6 +17,7 @@ from hdpsim.experiments.verbs.values import (
     check_whole_number,
     quiet,
     share_of,
+    steps_of,
     tokens_of,
     variant_names,
 )
@@ -49,15 +50,18 @@ def simulate(
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
         batches: global batches to average over; default: execution.batches of the scenario.
-        replications: play the same plans so often with other machines and moments.
-        steps: play the first so many batches one after the other on one clock instead.
-        timeline: file (.json, .json.gz) for every operation of the first step, or with *steps* of the run.
-        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
+        replications: play the same plans so often with other machines and moments: how far what is drawn at random
+            moves them.
+        steps: play the first so many batches one after the other on one clock instead: planner, loaders, checkpoints,
+            host memory.
+        timeline: file (.json, .json.gz) for every operation of the first step, as a Chrome/Perfetto trace, and the
+            hottest links where transfers are flows; with *steps* for what planner, loaders, storage, stages, offload
+            streams and checkpoints did when.
+        tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: it cannot run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
@@ -150,23 +154,24 @@ def compare(
         result = hdpsim.compare("quickstart-8gpu", strategies=["static", "hdp-opt"], batches=2)
         result.to_frame()[["strategy", "tokens_per_s", "speed_up"]]
 
-    All strategies see the same global batches; the first one is the base of the speed-ups.
+    All strategies see the same global batches; the first one is the base of the speed-ups. The static mesh is compared
+    as the scenario has it, and with the packer and context-parallel degree that suit it best.
 
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
-        strategies: names, variants such as `"static(cp=8)"`, one's own as `"my_module:function"`; default: static and
-            HDP of all planners.
+        strategies: names, variants with keys of layout and strategy such as `"static(cp=32,packing=concatenate)"`,
+            one's own as `"my_module:function"`; default: static and HDP of all planners.
         batches: global batches to average over; default: execution.batches of the scenario.
-        replications: play the same plans so often with other machines and moments.
-        timeline: file (.json, .json.gz) for every operation of the first step, one a strategy, whose name goes before
-            the ending.
-        tokens: time, GPU-hours and cost of training on so many tokens, `"300B"`.
+        replications: play the same plans so often with other machines and moments: how far what is drawn at random
+            moves them.
+        timeline: file (.json, .json.gz) for every operation of the first step as a Chrome/Perfetto trace, one a
+            strategy, whose name goes before the ending.
+        tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: no strategy can run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing import compare as study
@@ -208,6 +213,8 @@ def explain(scenario: ScenarioSource, overrides: GivenOverrides = (), *, term: s
 
         hdpsim.explain("quickstart-8gpu", term="tp_all_gather")
 
+    Takes the step of the scenario's first global batch apart.
+
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
@@ -215,8 +222,7 @@ def explain(scenario: ScenarioSource, overrides: GivenOverrides = (), *, term: s
             in, and where its constants come from; default: all terms with their seconds.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: it cannot run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.explaining.explain import explain as explain_step
     from hdpsim.experiments.explaining.text import explain_document
@@ -232,7 +238,7 @@ def replay(
     *,
     trace: str | Path | None = None,
     column: str | None = None,
-    steps: int | None = None,
+    steps: int | str | None = None,
     until: str | float | None = None,
     workers: int | None = None,
     progress: Progress = quiet,
@@ -242,30 +248,32 @@ def replay(
         result = hdpsim.replay("quickstart-8gpu", trace="debian-code", steps=20)
         result.to_frame()[["step", "step_s", "tokens_per_s"]]
 
+    The trace is streamed in bounded memory, cut into global batches and simulated step by step. Ctrl-C ends it with a
+    valid partial result (of the command: exit code 130).
+
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
-        trace: a file of any size, or the name of a shipped trace; default: data.trace of the scenario.
+        trace: a file of any size, streamed in its own order, or the name of a shipped trace; default: data.trace of
+            the scenario.
         column: the column of that file with the lengths.
-        steps: how many; default: all of the data.
-        until: stop once the 95 % interval of the mean is within this share of it, `"1%"` or 0.01.
-        workers: processes; the result does not depend on it.
+        steps: how many, or `"all"`; default: all of the data.
+        until: stop once the 95 % interval of the mean is within this share of it, such as `"1%"` or 0.01.
+        workers: processes; default: one per processor. The result does not depend on it.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: it cannot run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.datasets.replay import replay_dataset
     from hdpsim.experiments.datasets.report import replay_document
     from hdpsim.experiments.parallel.engines import LocalEngine
 
-    check_whole_number("steps", steps, "steps")
     check_whole_number("workers", workers, "workers")
-    share = share_of("until", until)
+    count, share = steps_of(steps), share_of("--until-ci", until)
     checked = load_scenario(scenario, (*_of_trace(trace, column), *override_texts(overrides)))
     with progress("replaying", "steps") as shown:
-        played = replay_dataset(checked, LocalEngine(workers), steps=steps, until=share, report=shown)
+        played = replay_dataset(checked, LocalEngine(workers), steps=count, until=share, report=shown)
     return Result(
         document=replay_document(played),
         scenario=checked,
@@ -292,9 +300,12 @@ def replay_ops(trace: str | Path, meta: str | Path, *, progress: Progress = quie
 
         hdpsim.replay_ops("operations.parquet", "job.yaml")
 
+    The trace is a .parquet or .csv file with one row per operation (dp_rank, stage, rank, step, optype, start_ts,
+    duration, seq_id, mc, mb_id, gmc; seconds).
+
     Args:
         trace: .parquet or .csv with one row per operation (docs/how-to/recorded_jobs.md).
-        meta: YAML with the degrees of the job.
+        meta: YAML with trial_name, dp_size, pp_size, tp_size, dsp_size, vpp_size and world_size of the job.
         progress: shows how far it is.
 
     Raises:
@@ -331,12 +342,11 @@ def campaign(
         duration: wall-clock time, `"30d"`; default: campaign.duration of the scenario.
         tokens: run until it has so many tokens instead, `"300B"`.
         seeds: runs to average over; default: campaign.seeds of the scenario.
-        workers: processes; the result does not depend on it.
+        workers: processes; default: one per processor. The result does not depend on it.
         progress: shows how far it is.
 
     Raises:
-        UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: it cannot run; the message says why.
+        UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.campaigns.report import campaign_document
     from hdpsim.experiments.campaigns.run import run_campaign

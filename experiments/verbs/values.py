@@ -37,7 +37,18 @@ def tokens_of(value: str | float | None) -> float | None:
     """Tokens as `"300B"` or a number."""
     if value is None:
         return None
-    return parse_target(value if isinstance(value, str) else f"{value:.0f}", "tokens")
+    return parse_target(value if isinstance(value, str) else f"{value:.0f}")
+
+
+def steps_of(value: int | str | None) -> int | None:
+    """How many steps, as `"20"` or a number; None and "all": no limit."""
+    if value is None or value == "all":
+        return None
+    given = str(value)
+    steps = int(given) if given.isascii() and given.isdecimal() and len(given) <= 10 else 0
+    if not RANGES["steps"].holds(steps):
+        raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {quoted(given)}")
+    return steps
 
 
 def seconds_of(name: str, value: str | float | None) -> float | None:
@@ -54,7 +65,7 @@ def seconds_of(name: str, value: str | float | None) -> float | None:
         raise UserInputError(f"{name}: expected a time such as 60s or 10min, or none: {error}") from None
 
 
-def share_of(name: str, value: str | float | None) -> float | None:
+def share_of(name: str, value: str | float | None, *, may_be_zero: bool = False) -> float | None:
     """A share between 0 and 1 as `"1%"` or a number."""
     if value is None:
         return None
@@ -62,10 +73,11 @@ def share_of(name: str, value: str | float | None) -> float | None:
     try:
         share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
-        share = 0.0
-    if not 0.0 < share < 1.0:
+        share = -1.0
+    if not 0.0 <= share < 1.0 or not (share or may_be_zero):
         raise UserInputError(
-            f"{name}: expected a share between 0 and 100 % such as 1% or 0.01, got {quoted(text)}"
+            f"{name}: expected a share {'from' if may_be_zero else 'above'} 0 to below 100 % such as 1% or 0.01, "
+            f"got {quoted(text)}"
         )
     return share
 
@@ -79,8 +91,9 @@ def names_of(name: str, value: Names) -> tuple[str, ...]:
     return parts
 
 
-def counts_of(name: str, value: Counts) -> tuple[int, ...]:
+def counts_of(value: Counts) -> tuple[int, ...]:
     """Different numbers of GPUs, in a list or with commas between them: `"512,1K"`."""
+    name = "--gpus"
     parts: Sequence[object]
     if isinstance(value, str):
         parts = [_count(part.strip()) for part in value.split(",")]
@@ -116,7 +129,7 @@ def changes_of(given: str | Iterable[str | Mapping[str, object]] | Mapping[str, 
     return tuple(one if isinstance(one, str) else ",".join(override_texts(one)) for one in given)
 
 
-def strategy_names(name: str, value: Names) -> tuple[str, ...]:
+def strategy_names(value: Names, name: str = "--strategies") -> tuple[str, ...]:
     """Names of strategies that exist."""
     names = names_of(name, value)
     problems: list[tuple[str, str]] = []

@@ -19,7 +19,6 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.studies.comparing.compare import Report, counted, run_batches, silent
 from hdpsim.experiments.studies.report import one_line, scenario_document
-from hdpsim.quoting import quoted
 from hdpsim.ranges import check
 
 if TYPE_CHECKING:
@@ -131,21 +130,6 @@ class Tornado:
     def with_effect(self) -> tuple[Moved, ...]:
         """Those that move the throughput, or cannot be moved at all."""
         return tuple(one for one in self.moved if one.effect > NO_EFFECT or one.reasons)
-
-
-def parse_share(text: str) -> float:
-    """The share of `10%` or `0.1`.
-
-    >>> parse_share("10%"), parse_share("0.25")
-    (0.1, 0.25)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    share = float(match[1]) / (100.0 if match[2] else 1.0) if match else 0.0
-    if not 0.0 < share < 1.0:
-        raise UserInputError(
-            f"--tornado: expected a share between 0 and 100 %, such as 10%, got {quoted(text)}"
-        )
-    return share
 
 
 def inputs_of(scenario: Scenario) -> tuple[Input, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hdpsim.experiments.cli.files.fabric import command
+from hdpsim.experiments.cli.files import fabric as command
 
 CLUSTER = """
 node: hgx-h100-80gb

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hdpsim.errors import UserInputError
-from hdpsim.experiments.planning.headroom import parse_headroom, shipped_margin
+from hdpsim.experiments.planning.headroom import shipped_margin
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import Space
 from hdpsim.experiments.records.prediction import predict
@@ -26,12 +25,6 @@ def test_the_shipped_margin_is_that_of_peaks_that_count_tensors() -> None:
     assert len(ratios) == margin.records
     assert sources == set(margin.sources)
     assert np.quantile(ratios, margin.quantile) == pytest.approx(margin.measured_over_predicted, abs=2e-3)
-
-
-@pytest.mark.parametrize("text", ["100%", "-1%", "much", "", "1.5"])
-def test_wrong_shares_are_one_message(text: str) -> None:
-    with pytest.raises(UserInputError, match="--headroom: expected a share"):
-        parse_headroom(text)
 
 
 def scenario(lengths: list[str]) -> Scenario:

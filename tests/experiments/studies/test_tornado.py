@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.changes.tornado import (
     Tornado,
     inputs_of,
-    parse_share,
     tornado,
     tornado_document,
 )
@@ -84,17 +82,6 @@ def test_faster_parts_make_no_step_slower(study: Tornado) -> None:
     for one in study.moved:
         if one.input.key.startswith("cluster.node") and one.effect > 1e-6:
             assert (one.lower.change or 0.0) <= (one.higher.change or 0.0), one.input.key
-
-
-@pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 2.5 % ", 0.025)])
-def test_shares(text: str, share: float) -> None:
-    assert parse_share(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["0", "100%", "1.5", "ten", "-5%"])
-def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(UserInputError, match="--tornado"):
-        parse_share(text)
 
 
 def test_the_command_takes_no_changes_beside_it() -> None:

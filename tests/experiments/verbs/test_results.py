@@ -16,7 +16,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.scenario.overrides import override_texts, parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_path
-from hdpsim.experiments.verbs.values import counts_of
+from hdpsim.experiments.verbs.values import counts_of, share_of
 from hdpsim.yaml_loader import load_document
 
 QUICK = "quickstart-8gpu"
@@ -147,7 +147,7 @@ def test_wrong_values_say_what_is_allowed() -> None:
         "top must be": lambda: hdpsim.plan(QUICK, top=0),
         "confidence must be": lambda: hdpsim.recommend(QUICK, "1B tokens in 1 days", confidence=2),
         "headroom": lambda: hdpsim.plan(QUICK, headroom=1.5),
-        "until: expected a share": lambda: hdpsim.replay(QUICK, until=2),
+        "--until-ci: expected a share": lambda: hdpsim.replay(QUICK, until=2),
         "pattern must be one of": lambda: hdpsim.flows(QUICK, pattern="all"),  # type: ignore[arg-type]
         "at least one change": lambda: hdpsim.whatif(QUICK),
         "--tornado goes without": lambda: hdpsim.whatif(QUICK, {"layout.tp": 1}, tornado="10%"),
@@ -164,11 +164,28 @@ def test_what_cannot_run_says_why() -> None:
 
 
 def test_numbers_of_gpus_are_read_as_lengths_are() -> None:
-    assert counts_of("--gpus", "512, 1K,16K") == (512, 1024, 16384)
-    assert counts_of("gpus", 8) == (8,)
-    assert counts_of("gpus", [8, 16]) == (8, 16)
+    assert counts_of("512, 1K,16K") == (512, 1024, 16384)
+    assert counts_of(8) == (8,)
+    assert counts_of([8, 16]) == (8, 16)
     with pytest.raises(UserInputError, match="1024 is given more than once"):
-        counts_of("--gpus", "1024,1K")
+        counts_of("1024,1K")
     for wrong in ("K", "1k", "1KK", "-1K", "1.5K", "", "1,", "0", "10000000K", "9" * 40):
         with pytest.raises(UserInputError, match="expected whole numbers from 1 to 10,000,000"):
-            counts_of("--gpus", wrong)
+            counts_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "share"), [("10%", 0.1), ("0.25", 0.25), (" 2.5 % ", 0.025), (0.01, 0.01), (None, None)]
+)
+def test_shares_are_texts_or_numbers(value: str | float | None, share: float | None) -> None:
+    assert share_of("--tornado", value) == pytest.approx(share)
+    assert share_of("--headroom", "0", may_be_zero=True) == 0.0
+
+
+@pytest.mark.parametrize("value", ["0", "100%", "1.5", "ten", "-5%", "", "nan", 2.0])
+def test_what_is_no_share_is_one_message(value: str | float) -> None:
+    with pytest.raises(UserInputError, match="--tornado: expected a share above 0"):
+        share_of("--tornado", value)
+    if value != "0":
+        with pytest.raises(UserInputError, match="--headroom: expected a share from 0"):
+            share_of("--headroom", value, may_be_zero=True)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.group("catalog", cls=Commands)
-def command() -> None:
+def catalog() -> None:
     """List the shipped models, GPUs, clusters and software stacks."""
 
 
-@command.command("models")
+@catalog.command("models")
 @json_option
 def models(as_json: bool) -> None:
     """Models: the shapes of transformers."""
@@ -46,7 +46,7 @@ def models(as_json: bool) -> None:
     )
 
 
-@command.command("gpus")
+@catalog.command("gpus")
 @json_option
 def gpus(as_json: bool) -> None:
     """GPUs: dense peak rates, memory, links."""
@@ -72,7 +72,7 @@ def gpus(as_json: bool) -> None:
     )
 
 
-@command.command("nodes")
+@catalog.command("nodes")
 @json_option
 def nodes(as_json: bool) -> None:
     """Nodes: GPUs of one NVLink domain, their NICs and host memory."""
@@ -89,7 +89,7 @@ def nodes(as_json: bool) -> None:
     )
 
 
-@command.command("clusters")
+@catalog.command("clusters")
 @json_option
 def clusters(as_json: bool) -> None:
     """Clusters: nodes on a fabric."""
@@ -114,7 +114,7 @@ def clusters(as_json: bool) -> None:
     )
 
 
-@command.command("software")
+@catalog.command("software")
 @click.argument("name", required=False)
 @json_option
 def software(name: str | None, as_json: bool) -> None:

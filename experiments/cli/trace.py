@@ -8,7 +8,7 @@ import click
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.groups import Commands
-from hdpsim.experiments.cli.options import file_option, json_option, whole_number
+from hdpsim.experiments.cli.options import file_option, json_option, number_option
 from hdpsim.experiments.cli.shown import Output, emit_json, say
 from hdpsim.ranges import RANGES
 
@@ -22,11 +22,11 @@ _column_option = click.option(
 
 
 @click.group("trace", cls=Commands)
-def command() -> None:
+def trace() -> None:
     """Sequence lengths: statistics, synthesis, checks. FILE may be the name of a shipped trace."""
 
 
-@command.command("stats")
+@trace.command("stats")
 @click.argument("file")
 @_column_option
 @click.option("--plot", metavar="STEM", type=click.Path(), help="Also draw STEM.png and STEM.svg.")
@@ -63,13 +63,13 @@ def _amount(key: str, value: str | float) -> str:
     return f"{number} tokens" if key.endswith("_tokens") else number
 
 
-@command.command("synth")
+@trace.command("synth")
 @click.option(
     "--distribution", required=True, metavar="NAME", help="A shipped distribution or a YAML file of one."
 )
-@click.option("--count", type=whole_number("drawn_sequences"), metavar="N", help="Sequences to draw.")
+@number_option("drawn_sequences", "--count", help="Sequences to draw.")
 @click.option("--tokens", metavar="T", help="Tokens to draw (such as 32M), the last sequence cut to fit.")
-@click.option("--seed", type=whole_number("seed"), default=0, show_default=True, metavar="S")
+@number_option("seed", "--seed", default=0, show_default=True, metavar="S")
 @file_option("-o", "--output", required=True, help=".csv, .parquet, .npy, ...")
 @json_option
 def synth(
@@ -82,17 +82,17 @@ def synth(
         raise UserInputError("give either --count (sequences) or --tokens")
     source = load_distribution(distribution)
     if tokens is not None:
-        trace = synthesize_tokens(source, _tokens(tokens), seed)
+        found = synthesize_tokens(source, _tokens(tokens), seed)
     else:
-        trace = synthesize(source, count or 1, seed)
-    write_trace(trace, output)
+        found = synthesize(source, count or 1, seed)
+    write_trace(found, output)
     if as_json:
-        emit_json({"file": output, "sequences": len(trace), "tokens": trace.tokens, "seed": seed})
+        emit_json({"file": output, "sequences": len(found), "tokens": found.tokens, "seed": seed})
     else:
-        say(f"wrote {output}: {len(trace):,} sequences, {trace.tokens:,} tokens (seed {seed})")
+        say(f"wrote {output}: {len(found):,} sequences, {found.tokens:,} tokens (seed {seed})")
 
 
-@command.command("check")
+@trace.command("check")
 @click.argument("file")
 @_column_option
 @json_option
@@ -100,11 +100,11 @@ def check(file: str, column: str | None, as_json: bool) -> None:
     """Is every length of the file usable? Names the first bad row if not."""
     from hdpsim.traces import load_trace
 
-    trace = load_trace(file, column=column)
+    found = load_trace(file, column=column)
     if as_json:
-        emit_json({"file": file, "ok": True, "sequences": len(trace), "tokens": trace.tokens})
+        emit_json({"file": file, "ok": True, "sequences": len(found), "tokens": found.tokens})
     else:
-        say(f"{file}: fine; {len(trace):,} sequences, {trace.tokens:,} tokens")
+        say(f"{file}: fine; {len(found):,} sequences, {found.tokens:,} tokens")
 
 
 def _tokens(text: str) -> int:

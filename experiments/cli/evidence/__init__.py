@@ -1,1 +1,0 @@
-"""Verbs that hold predictions against measurements, and fit constants to them."""

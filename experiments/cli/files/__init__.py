@@ -1,1 +1,0 @@
-"""Verbs that list, read and write: catalog, scenarios, traces, other tools' configurations."""

@@ -1,1 +1,0 @@
-"""Verbs that answer what to run, on what, and what a change would buy."""

@@ -1,0 +1,99 @@
+"""The command of a verb: what it does and what its options mean is said once, in the docstring of its function."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hdpsim.cost_models.reading.words import named_words
+from hdpsim.experiments.cli.options import Decorator
+from hdpsim.experiments.cli.progress import progress
+from hdpsim.experiments.cli.shown import Output
+
+if TYPE_CHECKING:
+    from hdpsim.experiments.verbs.result import Result
+
+
+def _show(run: Callable[..., Result], output: Output, /, **given: Any) -> None:
+    output.show(run(**given))
+
+
+def verb(
+    home: str,
+    name: str,
+    *options: Decorator,
+    shown: Callable[..., None] = _show,
+    about: str = "",
+) -> click.Command:
+    """The command of a function of a module of verbs, whose parameters its options are.
+
+    Args:
+        home: the module.
+        name: the function.
+        options: help is the docstring's, and defaults are the function's, where they say none.
+        shown: called with the function, where results go, and what was given.
+        about: help of the command, instead of the docstring's.
+    """
+    functions, choices = _source(home)
+    function = functions[name]
+    parameters = (*function.args.args, *function.args.kwonlyargs)
+
+    def command(**given: Any) -> None:
+        run = getattr(import_module(f"hdpsim.experiments.verbs.{home}"), name)
+        if any(parameter.arg == "progress" for parameter in parameters):
+            run = partial(run, progress=progress)
+        output = Output(
+            as_json=given.pop("as_json"), out=given.pop("out", None), report=given.pop("report", None)
+        )
+        shown(run, output, **{key: value for key, value in given.items() if value not in (None, ())})
+
+    for option in reversed(options):
+        command = option(command)
+    made = click.command(name.replace("_", "-"))(command)
+    documented, _, arguments = (ast.get_docstring(function) or "").partition("\nArgs:\n")
+    paragraphs = [text for text in documented.strip().split("\n\n") if not text.startswith(" ")]
+    words = named_words(arguments)
+    spellings = {str(param.name): param.opts[-1] for param in made.params}
+    made.help = about or _typed("\n\n".join(paragraphs), spellings)
+    defaults = dict(zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True))
+    known = {parameter.arg: parameter for parameter in parameters}
+    for param in made.params:
+        parameter = known.get(str(param.name))
+        if not isinstance(param, click.Option) or parameter is None:
+            continue
+        if param.help is None:
+            text = _typed(words[parameter.arg], spellings)
+            param.help = text[0].upper() + text[1:]
+        kind = parameter.annotation
+        if isinstance(kind, ast.Name) and kind.id in choices:
+            param.type = click.Choice(choices[kind.id])
+        default = defaults.get(parameter)
+        if isinstance(default, ast.Constant) and default.value and not param.is_flag:
+            param.default, param.show_default = default.value, True
+    return made
+
+
+def _typed(text: str, spellings: dict[str, str]) -> str:
+    """Words about Python as words about a command line: options for *parameters*, texts without quotes, no lists."""
+    text = re.sub(r"`[\[{][^`]*[\]}]` or ", "", text).replace('`"', "").replace('"`', "")
+    return re.sub(r"\*(\w+)\*", lambda found: spellings.get(found[1], found[0]), text)
+
+
+@cache
+def _source(home: str) -> tuple[dict[str, ast.FunctionDef], dict[str, tuple[str, ...]]]:
+    """The functions of a module of verbs, and its choices (`Aim = Literal[...]`): read, as importing takes longer."""
+    path = Path(__file__).parents[1] / "verbs" / f"{home}.py"
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    functions = {part.name: part for part in body if isinstance(part, ast.FunctionDef)}
+    choices: dict[str, tuple[str, ...]] = {}
+    for part in body:
+        if isinstance(part, ast.Assign) and isinstance(part.value, ast.Subscript):
+            choices[ast.unparse(part.targets[0])] = ast.literal_eval(part.value.slice)
+    return functions, choices
