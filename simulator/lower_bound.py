@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
-from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches
+from hdpsim.cost_models.step.micro_batch import Epilogue
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import epilogue
@@ -171,7 +172,7 @@ class _StepBound:
         At least what a micro-batch of one token takes. A weight gradient may be the last that a stage does.
         """
         cost, chain = self._cost, self._chain
-        one = MicroBatches.single(np.ones(1, dtype=np.int64))
+        one = MicroBatches.one([1], 1, 0)
         ways = []
         depth = chain.virtual_stages
         for stage, chunk in zip(chain.stage[:, :depth], chain.chunk[:, :depth], strict=True):

@@ -8,8 +8,9 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts
+from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import step_costs
@@ -52,14 +53,7 @@ def plan_micro_batches(cost: MicroBatchCost, plan: Plan, first: int | None = Non
 def cut_by(cost: MicroBatchCost, plan: Plan) -> list[str]:
     """What the ranks of every micro-batch have cut: every document, or the pack; empty where there is no choice."""
     batches, held = plan_micro_batches(cost, plan), np.diff(plan.segment_offsets)
-    by_pack = cost.attention.by_pack(
-        batches.segment_tokens,
-        batches.segment_offsets,
-        batches.group_size,
-        batches.tier,
-        batches.tokens / batches.group_size,
-        crossing=batches.crossing,
-    )
+    by_pack = cost.attention.by_pack(batches)
     chosen = (batches.group_size > 1) & (held > 1) & (cost.layout.context.kind in CUT_ALONG_TOKENS)
     words: list[str] = np.where(chosen, np.where(by_pack, "pack", "document"), "").tolist()
     return words

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.loading import DataPath, node_loading_s
-from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
+from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError

@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hdpsim.arrays import Ints
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.tables import TextTable, plain_text
 from hdpsim.experiments.scenario.scenario import load_scenario

@@ -7,8 +7,8 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.layer.gemms import LayerGemms
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import vocabulary_matrix

@@ -7,7 +7,7 @@ of_layers, so that nothing else can be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layer.mamba import MambaExchange
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layer.recomputation import layout_of_kind
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import Precision
@@ -32,7 +33,6 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.part_words import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
 from hdpsim.cost_models.transformer.layer_kinds import (
@@ -68,6 +68,7 @@ SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform ste
 TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a megabyte each
 TABLE_SIZE = 16384  # numbers of tokens
 R = TypeVar("R")
+V = TypeVar("V", float, Floats)
 
 LayerTerms = dict[tuple[LayerKind, bool], Floats]
 """[T, n] of one layer by (kind, backward)."""
@@ -110,50 +111,35 @@ class LayerPrices:
 
     def _of_one_rank(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
         sides, held = (False, True), tokens.astype(np.float64)
-        batches = MicroBatches.single(tokens)
-        return self._terms_s(batches, held, sides), self.head.sides_s(held, sides)
+        return self._terms_s(MicroBatches.single(tokens), sides), self.head.sides_s(held, sides)
 
-    def terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
+    def terms_s(self, batches: MicroBatches, sides: tuple[bool, ...]) -> LayerTerms:
         """[T, n] per layer by (kind, backward), for the layers that the model has; not to be changed."""
-        columns: tuple[Ints | Floats, ...] = (
-            batches.segment_tokens,
-            batches.segment_offsets,
-            batches.group_size,
-            batches.tier,
-            tokens,
-        )
-        for column in (batches.crossing, batches.routed_tokens):
-            if column is not None:
-                columns = (column, *columns)
-        return self._once("terms", columns, sides, lambda: self._terms_s(batches, tokens, sides))
+        segments = (batches.segment_tokens, batches.segment_offsets)
+        columns = [*segments, batches.crossing, batches.routed_tokens, batches.tier, batches.group_size]
+        columns.append(batches.tokens_per_rank)
+        return self._once("terms", columns, sides, lambda: self._terms_s(batches, sides))
 
-    def attention_sent(self, batches: MicroBatches, tokens: Floats, *, backward: bool) -> SentTimes:
+    def attention_sent(self, batches: MicroBatches, *, backward: bool) -> SentTimes:
         """What context parallelism sends between nodes for the attention of one layer."""
-        (linear,) = self._costs[self._beside].times(tokens, backward)
-        return self.attention.sent(
-            batches.segment_tokens,
-            batches.segment_offsets,
-            batches.group_size,
-            batches.tier,
-            tokens,
-            backward=backward,
-            crossing=batches.crossing,
-            linear_s=linear.total,
-        )
+        (linear,) = self._costs[self._beside].times(batches.tokens_per_rank, backward)
+        return self.attention.sent(batches, backward=backward, linear_s=linear.total)
 
-    def mamba_sent(self, batches: MicroBatches, tokens: Floats) -> SentTimes | None:
+    def mamba_sent(self, batches: MicroBatches) -> SentTimes | None:
         """What context parallelism sends between nodes for one Mamba-2 layer either way; None: no such layer."""
-        if self._exchange is None:
-            return None
-        return self._exchange.sent(tokens, batches.group_size.astype(np.float64), batches.tier)
+        return None if self._exchange is None else self._exchange.sent(*batches.groups[:3])
 
     def host_s(self, kind: LayerKind, *, backward: bool) -> float:
         """Least time of one layer: what the host needs to launch it."""
         narrow_s = self._narrow_host_s(kind, backward)
         if self._wide is None:
             return narrow_s
-        wide = self._wide_shares[kind]
-        return (1.0 - wide) * narrow_s + wide * self._wide.host_s(kind, backward=backward)
+        return self._mean(kind, narrow_s, self._wide.host_s(kind, backward=backward))
+
+    def _mean(self, kind: LayerKind, narrow: V, wide: V) -> V:
+        """Of a kind's layers in the layout's format, and of those in 16 bits."""
+        share = self._wide_shares[kind]
+        return (1.0 - share) * narrow + share * wide
 
     def _narrow_host_s(self, kind: LayerKind, backward: bool) -> float:
         return self._hosts[kind].layer_s(moe=kind.has_experts, backward=backward)
@@ -184,49 +170,41 @@ class LayerPrices:
         narrow_s = self._costs[kind].weight_gradient_s(tokens)
         if self._wide is None:
             return narrow_s
-        wide = self._wide_shares[kind]
-        return np.asarray((1.0 - wide) * narrow_s + wide * self._wide.weight_gradient_s(tokens, kind))
+        return self._mean(kind, narrow_s, self._wide.weight_gradient_s(tokens, kind))
 
     def _once(
-        self, what: str, columns: tuple[Ints | Floats, ...], sides: tuple[bool, ...], work: Callable[[], R]
+        self,
+        what: str,
+        columns: Sequence[Ints | Floats | None],
+        sides: tuple[bool, ...],
+        work: Callable[[], R],
     ) -> R:
         """What *work* made of a single micro-batch with the same *columns* before."""
-        if len(columns[-1]) > 1:
+        if columns[-1] is None or len(columns[-1]) > 1:
             return work()
-        key = (what, sides, *(column.tobytes() for column in columns))
+        key = (what, sides, *(None if column is None else column.tobytes() for column in columns))
         found: R = remembered(self._known, key, lambda _: work())  # type: ignore[assignment]
         return found
 
-    def _terms_s(self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]) -> LayerTerms:
-        narrow = self._terms_of_one_format_s(batches, tokens, sides)
+    def _terms_s(self, batches: MicroBatches, sides: tuple[bool, ...]) -> LayerTerms:
+        narrow = self._terms_of_one_format_s(batches, sides)
         if self._wide is None:
             return narrow
-        wide = self._wide.terms_s(batches, tokens, sides)
-        shares = self._wide_shares
-        return {
-            key: (1.0 - shares[key[0]]) * rows + shares[key[0]] * wide[key] for key, rows in narrow.items()
-        }
+        wide = self._wide.terms_s(batches, sides)
+        return {key: self._mean(key[0], rows, wide[key]) for key, rows in narrow.items()}
 
-    def _terms_of_one_format_s(
-        self, batches: MicroBatches, tokens: Floats, sides: tuple[bool, ...]
-    ) -> LayerTerms:
+    def _terms_of_one_format_s(self, batches: MicroBatches, sides: tuple[bool, ...]) -> LayerTerms:
+        tokens = batches.tokens_per_rank
         linear = {kind: cost.times(tokens, *sides) for kind, cost in self._costs.items()}
         beside = [terms.total for terms in linear[self._beside]]
         rings = {
-            side: self.attention.times(
-                batches.segment_tokens,
-                batches.segment_offsets,
-                batches.group_size,
-                batches.tier,
-                backward=side,
-                tokens_per_rank=tokens,
-                crossing=batches.crossing,
-                linear_s=beside_s,
-            )
+            side: self.attention.times(batches, backward=side, linear_s=beside_s)
             for side, beside_s in zip(sides, beside, strict=True)
             if self._beside.attends
         }
-        exchange_s = self._exchange_s(batches, tokens)
+        exchange_s = None  # of a Mamba-2 layer's groups
+        if self._exchange is not None and (batches.group_size > 1).any():
+            exchange_s = self._exchange.seconds(*batches.groups[:3])
         result: LayerTerms = {}
         for kind, cost in self._costs.items():
             moe = kind.has_experts
@@ -255,12 +233,6 @@ class LayerPrices:
                 wait_s = cost.counts_wait_s(tokens) if moe and not side else 0.0
                 rows[TERM_ROWS["host"]] = np.maximum(wait_s, least_s - hidden_s)
         return result
-
-    def _exchange_s(self, batches: MicroBatches, tokens: Floats) -> Floats | None:
-        """[n]: what groups exchange for one Mamba-2 layer; None: no such layer, or no groups."""
-        if self._exchange is None or not (batches.group_size > 1).any():
-            return None
-        return self._exchange.seconds(tokens, batches.group_size.astype(np.float64), batches.tier)
 
     def _behind_launches_s(self, cost: LayerCost, tokens: Floats, rows: Floats, backward: bool) -> Floats:
         """[n]: work of a layer that its launches hide behind, from its terms.

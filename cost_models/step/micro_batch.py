@@ -1,4 +1,4 @@
-"""Types shared by the cost of a micro-batch and whoever plans or plays it: arrays in, arrays out."""
+"""What a plan costs, as whoever plays it reads it: arrays by stage and micro-batch."""
 
 from __future__ import annotations
 
@@ -10,91 +10,6 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.step.loading import DataPath
 from hdpsim.cost_models.step.traffic import StepTraffic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatches:
-    """Many micro-batches as arrays (CSR): segment i of micro-batch m is segment_tokens[offsets[m] + i].
-
-    A segment is one (piece of a) sequence; attention never crosses segments. A micro-batch is shared by
-    group_size ranks, each holding total tokens / group_size, split zig-zag.
-    """
-
-    segment_tokens: Ints
-    segment_offsets: Ints
-    group_size: Ints
-    tier: Ints
-    """Fabric tier of the slowest hop of the group's ring (0 = one rank or inside one node)."""
-    offload_ratio: Floats
-    padding_tokens: Ints | None = None
-    """Tokens that fill a micro-batch up to a fixed shape (None = none): they cost what tokens cost, attention apart."""
-    copies: int = 1
-    """A single micro-batch may stand for so many equal ones."""
-    crossing: Floats | None = None
-    """[n, 2]: share of the flows of a group's ring that leave their block, and their pod (FabricModel.ring_crossing).
-    None: groups are of neighbours."""
-    routed_tokens: Floats | None = None
-    """[n]: tokens of a rank in the mean over those that share its experts, in the same slot. None: its own."""
-
-    @property
-    def tokens(self) -> Ints:
-        """[n]: tokens of each micro-batch over all its ranks, padding included."""
-        totals: Ints = np.add.reduceat(self.segment_tokens, self.segment_offsets[:-1])
-        return totals if self.padding_tokens is None else totals + self.padding_tokens
-
-    @property
-    def count(self) -> int:
-        """Number of micro-batches."""
-        return len(self.group_size)
-
-    @property
-    def alike(self) -> bool:
-        """Whether all micro-batches hold the same segments in the same kind of group."""
-        if self.count == 1:
-            return True
-        segments, left_over = divmod(len(self.segment_tokens), max(1, self.count))
-        if (
-            left_over
-            or not self.count
-            or (self.segment_offsets[1:] - self.segment_offsets[:-1] != segments).any()
-        ):
-            return False
-        by_micro_batch = self.segment_tokens.reshape(self.count, segments)
-        # Equal segments have equal tokens, so that only the padding is left to compare.
-        columns = [by_micro_batch, self.group_size, self.tier, self.offload_ratio]
-        columns += [column for column in (self.padding_tokens, self.crossing) if column is not None]
-        return not any((column != column[0]).any() for column in columns)
-
-    def same_as(self, other: MicroBatches) -> bool:
-        """Do both hold the same micro-batches, in the same order?"""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
-        return all((one is None) == (two is None) and np.array_equal(one, two) for one, two in pairs)
-
-    @classmethod
-    def single(cls, tokens: Ints) -> MicroBatches:
-        """Micro-batches of one sequence on one rank each."""
-        count = len(tokens)
-        return cls(
-            segment_tokens=tokens,
-            segment_offsets=np.arange(count + 1, dtype=np.int64),
-            group_size=np.ones(count, dtype=np.int64),
-            tier=np.zeros(count, dtype=np.int64),
-            offload_ratio=np.zeros(count),
-        )
-
-    @property
-    def first(self) -> MicroBatches:
-        """The first micro-batch on its own."""
-        segments = int(self.segment_offsets[1])
-        return MicroBatches(
-            segment_tokens=self.segment_tokens[:segments],
-            segment_offsets=self.segment_offsets[:2],
-            group_size=self.group_size[:1],
-            tier=self.tier[:1],
-            offload_ratio=self.offload_ratio[:1],
-            padding_tokens=None if self.padding_tokens is None else self.padding_tokens[:1],
-            crossing=None if self.crossing is None else self.crossing[:1],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

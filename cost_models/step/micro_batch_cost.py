@@ -16,14 +16,15 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host import pass_host_s
+from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import usual_activation_bytes
 from hdpsim.cost_models.step.host_link import offload_bytes_per_s
-from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, LayerTerms, layer_prices
-from hdpsim.cost_models.step.micro_batch import MicroBatches, StepSums
+from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, LayerTerms, layer_prices
+from hdpsim.cost_models.step.micro_batch import StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
 from hdpsim.cost_models.step.stage_kinds import alike_for_offload, offloading_layer_s, stage_kinds
 from hdpsim.cost_models.step.stage_links import StageChain, stage_links
@@ -93,29 +94,21 @@ class MicroBatchCost:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
         # The forward matters to a backward that repeats it.
         both = (backward and self._repeating) or self.layout.experts.overlap
-        sides = (False, True) if both else (backward,)
-        tokens = self._tokens(batches)
-        layers = self._layers.terms_s(batches, tokens, sides)
-        heads = self._layers.heads_s(tokens, (backward,))
-        return self._stage_terms(batches, tokens, layers, heads, backward=backward)
+        layers = self._layers.terms_s(batches, (False, True) if both else (backward,))
+        heads = self._layers.heads_s(batches.tokens_per_rank, (backward,))
+        return self._stage_terms(batches, layers, heads, backward=backward)
 
     def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
         """Forward and backward at once; see terms_s."""
-        tokens = self._tokens(batches)
         sides = (False, True)
-        layers = self._layers.terms_s(batches, tokens, sides)
-        heads = self._layers.heads_s(tokens, sides)
-        return self._both_terms_s(batches, tokens, layers, heads)
+        layers = self._layers.terms_s(batches, sides)
+        return self._both_terms_s(batches, layers, self._layers.heads_s(batches.tokens_per_rank, sides))
 
     def _both_terms_s(
-        self,
-        batches: MicroBatches,
-        tokens: Floats,
-        layers: LayerTerms,
-        heads: dict[bool, Floats],
+        self, batches: MicroBatches, layers: LayerTerms, heads: HeadTerms
     ) -> tuple[Floats, Floats]:
         forward, backward = (
-            self._stage_terms(batches, tokens, layers, heads, backward=side) for side in (False, True)
+            self._stage_terms(batches, layers, heads, backward=side) for side in (False, True)
         )
         return forward, backward
 
@@ -124,7 +117,7 @@ class MicroBatchCost:
 
         Ignored: launches, which stay with the input gradient; what running the two apart costs.
         """
-        tokens = self._tokens(batches)
+        tokens = batches.tokens_per_rank
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         for each, counts in self._layer_columns.items():
             out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, each)
@@ -135,20 +128,11 @@ class MicroBatchCost:
                 out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.weight_gradient_s(tokens)
         return out
 
-    def _tokens(self, batches: MicroBatches) -> Floats:
-        """[n]: tokens of each micro-batch on one of its ranks."""
-        return np.asarray(batches.tokens.astype(np.float64) / batches.group_size.astype(np.float64))
-
     def _stage_terms(
-        self,
-        batches: MicroBatches,
-        tokens: Floats,
-        layers: LayerTerms,
-        heads: dict[bool, Floats],
-        *,
-        backward: bool,
+        self, batches: MicroBatches, layers: LayerTerms, heads: HeadTerms, *, backward: bool
     ) -> Floats:
         """[T, K, n] from the terms of one layer of each kind and of a head."""
+        tokens = batches.tokens_per_rank
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         # A multi-token-prediction layer costs its layers (one of the usual kind), its input's projection and a head.
         for number, (each, counts) in enumerate(self._layer_columns.items()):
@@ -162,9 +146,7 @@ class MicroBatchCost:
         offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
             if offloads:
-                out[TERM_ROWS["offload_wait"], row] += self._offload_wait_s(
-                    batches, tokens, layers, kind, backward
-                )
+                out[TERM_ROWS["offload_wait"], row] += self._offload_wait_s(batches, layers, kind, backward)
             if self._sharded is not None and beside is not None:
                 exposed = self._sharded.exposed_s(kind, *beside, backward=backward)
                 out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
@@ -221,23 +203,18 @@ class MicroBatchCost:
 
     @priced("offload_wait")
     def _offload_wait_s(
-        self,
-        batches: MicroBatches,
-        tokens: Floats,
-        layers: LayerTerms,
-        kind: StageContents,
-        backward: bool,
+        self, batches: MicroBatches, layers: LayerTerms, kind: StageContents, backward: bool
     ) -> Floats:
         """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
         moving = kind.offloading_layers
         if not moving or not batches.offload_ratio.any():
-            return np.zeros_like(tokens)
-        moved = self._offloaded(batches, tokens, offloading_layer_s(kind, layers, backward=backward))
+            return np.zeros(batches.count)
+        moved = self._offloaded(batches, offloading_layer_s(kind, layers, backward=backward))
         return np.asarray(moving * np.maximum(0.0, moved.sent_bytes / moved.bytes_per_s - moved.hidden_s))
 
-    def _offloaded(self, batches: MicroBatches, tokens: Floats, layer_terms_s: Floats) -> SentTimes:
+    def _offloaded(self, batches: MicroBatches, layer_terms_s: Floats) -> SentTimes:
         """What a layer moves to the host, or back, beside all it does."""
-        volume = batches.offload_ratio * self.activation_bytes_per_token * tokens
+        volume = batches.offload_ratio * self.activation_bytes_per_token * batches.tokens_per_rank
         return SentTimes(
             times=(volume > 0).astype(np.float64),
             hidden_s=layer_terms_s.sum(axis=0),
@@ -277,12 +254,12 @@ class MicroBatchCost:
         return np.asarray(latency_s + restart_s + self._transfer_bytes(batches) * byte_s)
 
     def _transfer_bytes(self, batches: MicroBatches) -> Floats:
-        return np.asarray(BF16_BYTES * self.model.hidden / self.layout.parallel.tp * self._tokens(batches))
+        return np.asarray(BF16_BYTES * self.model.hidden / self.layout.parallel.tp * batches.tokens_per_rank)
 
     def traffic(self, batches: MicroBatches) -> tuple[Traffic, ...]:
         """What forwards and backwards of these micro-batches send to other nodes and hosts, recomputation included."""
-        tokens = self._tokens(batches)
-        layers = self._layers.terms_s(batches, tokens, (False, True))
+        tokens = batches.tokens_per_rank
+        layers = self._layers.terms_s(batches, (False, True))
         found: list[Traffic] = []
 
         def add(
@@ -309,11 +286,11 @@ class MicroBatchCost:
                     sum(count for kind, count in counts.items() if kind.attends) for counts in self._counts
                 ]
                 if any(every):
-                    sent = self._layers.attention_sent(batches, tokens, backward=backward)
+                    sent = self._layers.attention_sent(batches, backward=backward)
                     what = context.get(self.layout.context.kind, "exchange")
                     add(what, backward, "ring_wait", every, sent, self._attention_repeats)
                 scanning = [counts.get(LayerKind.MAMBA, 0) for counts in self._counts]
-                exchanged = self._layers.mamba_sent(batches, tokens) if any(scanning) else None
+                exchanged = self._layers.mamba_sent(batches) if any(scanning) else None
                 if exchanged is not None:
                     again = self._repeats_of[LayerKind.MAMBA]
                     add("spread", backward, "ring_wait", scanning, exchanged, again)
@@ -335,7 +312,7 @@ class MicroBatchCost:
                     both: tuple[tuple[TrafficKind, bool], ...] = (("offload", False), ("fetch", True))
                     for what, backward in both:
                         layer_s = offloading_layer_s(alike[0], layers, backward=backward)
-                        moved = self._offloaded(batches, tokens, layer_s)
+                        moved = self._offloaded(batches, layer_s)
                         add(what, backward, "offload_wait", moving, moved, self._repeats)
         return tuple(found)
 
@@ -390,7 +367,7 @@ class MicroBatchCost:
         """
         tokens = np.asarray(lengths, dtype=np.float64)
         sizes = np.asarray(group_size, dtype=np.float64)
-        tiers = np.asarray(tier, dtype=np.int64)
+        groups = Groups(tokens / sizes, sizes, np.asarray(tier, dtype=np.int64))
         total = np.zeros(np.broadcast(tokens, sizes).shape)
         rows = [TERM_ROWS[name] for name in ("attention", "ring_merge", "ring_wait")]
         again = self._attention_repeats[rows].tolist()
@@ -398,7 +375,7 @@ class MicroBatchCost:
             kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in again)
             step_s = self.attention.segments.least_step_s if least else self.attention.segments.ring_step_s
             step = step_s(tokens, sizes, backward=backward)
-            ring = self.attention.ring(step, tokens / sizes, sizes, tiers, backward=backward)
+            ring = self.attention.ring(step, groups, backward=backward)
             ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
             alone_s = kernels * self.attention.segments.alone_s(tokens, backward=backward)
             total = total + np.where(sizes > 1, ring_s, alone_s)
@@ -432,7 +409,7 @@ class MicroBatchCost:
         batches = MicroBatches.single(np.asarray(tokens_per_rank, dtype=np.int64))
         if batches.count > 1:
             table = self._layers.table_s(batches.segment_tokens)
-            forward, backward = self._both_terms_s(batches, self._tokens(batches), *table)
+            forward, backward = self._both_terms_s(batches, *table)
         else:
             forward, backward = self.both_terms_s(batches)
         linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
@@ -443,7 +420,7 @@ class MicroBatchCost:
             fixed_s = self.pass_s  # in "host", but not a layer's
             total -= repeated_s - self._repeats[TERM_ROWS["host"]] * fixed_s
         elif self._repeating:
-            layers = self._layers.terms_s(batches, self._tokens(batches), (False,))
+            layers = self._layers.terms_s(batches, (False,))
             for each, counts in self._layer_columns.items():
                 total -= counts * (self._repeats_of[each][repeated] @ layers[each, False][repeated])
         if not weight_gradients:

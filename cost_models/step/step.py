@@ -11,6 +11,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.kernels.products import BF16_BYTES
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layer.host import check_s, step_checks_s, step_host_s
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.step.data_parallel import (
@@ -22,7 +23,7 @@ from hdpsim.cost_models.step.data_parallel import (
 )
 from hdpsim.cost_models.step.deferred_head import deferred_head_s
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.micro_batch import Epilogue, MicroBatches, StepCosts, StepSums
+from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts, StepSums
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups

@@ -10,8 +10,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
@@ -255,17 +255,9 @@ def _layers(setup: Setup, lengths: Ints) -> tuple[Layer, Layer]:
 
 def single_layer(setup: Setup) -> Layer:
     """One layer's forward of Figure 18a's long sequence on its own ranks."""
-    members = np.arange(SINGLE_RANKS, dtype=np.int64)
-    single = MicroBatches(
-        segment_tokens=np.array([SINGLE_TOKENS], dtype=np.int64),
-        segment_offsets=np.array([0, 1], dtype=np.int64),
-        group_size=np.array([SINGLE_RANKS], dtype=np.int64),
-        tier=micro_batch_cost(setup).fabric.ring_tiers(
-            members * setup.layout.parallel.tp, np.array([0, SINGLE_RANKS], dtype=np.int64)
-        ),
-        offload_ratio=np.zeros(1),
-    )
-    return _layer(setup, single, 0)
+    gpus = np.arange(SINGLE_RANKS, dtype=np.int64) * setup.layout.parallel.tp
+    tier = micro_batch_cost(setup).fabric.ring_tiers(gpus, np.array([0, SINGLE_RANKS]))
+    return _layer(setup, MicroBatches.one([SINGLE_TOKENS], SINGLE_RANKS, int(tier[0])), 0)
 
 
 def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
@@ -276,7 +268,7 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
     attention_s = sum(by_name[name] for name in RING_TERMS)
     ranks = int(batches.group_size[number])
     local_tokens = float(batches.tokens[number]) / ranks  # padding travels too
-    hop_s = cost.attention.hop_s(local_tokens, ranks, batches.tier[number], backward=False)
+    hop_s = cost.attention.hop_s(batches.groups, backward=False)[number]
     return Layer(
         ranks=ranks,
         attention_s=attention_s,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
-from hdpsim.cost_models.step.micro_batch import MicroBatches, StepCosts
+from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
 from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
+from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -31,7 +32,7 @@ def attention(
 
 
 def group(cost: AttentionCost, ranks: int, tier: int = 0, *, backward: bool = False) -> RingTimes:
-    return cost.times(np.array([S]), np.array([0, 1]), np.array([ranks]), np.array([tier]), backward=backward)
+    return cost.times(MicroBatches.one([S], ranks, tier), backward=backward)
 
 
 @pytest.mark.parametrize("kind", ["all-gather", "gathered-ring", "ulysses", "hybrid", "disaggregated"])
@@ -52,9 +53,9 @@ def test_many_lengths_in_one_group_cost_what_each_costs(kind: ContextParallelKin
     """As the lower bound of a plan asks: one size and tier, an array of tokens."""
     cost, step_s = attention(kind), np.array([1.0, 2.0])
     size, tier = np.array(8.0), np.array(0)
-    both = cost.ring(step_s, np.array([1024.0, 4096.0]), size, tier, backward=False)
+    both = cost.ring(step_s, Groups(np.array([1024.0, 4096.0]), size, tier), backward=False)
     for index, tokens in enumerate((1024.0, 4096.0)):
-        one = cost.ring(step_s[index : index + 1], np.array([tokens]), size, tier, backward=False)
+        one = cost.ring(step_s[index : index + 1], Groups(np.array([tokens]), size, tier), backward=False)
         assert both.wait[index] == pytest.approx(float(one.wait[0]))
 
 
@@ -82,9 +83,9 @@ def test_kept_keys_and_values_are_not_gathered_again() -> None:
         gather, rel=1e-9
     )  # the reduce-scatter alone
     # Between nodes half as much leaves them, too.
-    packs, of_rank = (np.array([S]), np.array([0, 1]), np.array([16]), np.array([1])), np.array([S / 16])
-    twice = attention("all-gather").sent(*packs, of_rank, backward=True).sent_bytes[0]
-    assert 0.0 < cost.sent(*packs, of_rank, backward=True).sent_bytes[0] == pytest.approx(twice / 2)
+    pack = MicroBatches.one([S], 16, 1)
+    twice = attention("all-gather").sent(pack, backward=True).sent_bytes[0]
+    assert 0.0 < cost.sent(pack, backward=True).sent_bytes[0] == pytest.approx(twice / 2)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -114,11 +115,8 @@ def test_disaggregated_halves_hide_what_they_exchange_behind_each_other(backward
     sent = 2 * KV * (S - S / 32) * 24 / 31 / NIC
 
     def waits(documents: int, linear_s: float) -> float:
-        offsets = np.array([0, documents])
-        tokens, sizes, tiers = np.full(documents, S), np.array([32]), np.array([1])
-        times = attention("disaggregated").times(
-            tokens, offsets, sizes, tiers, backward=backward, linear_s=np.array([linear_s])
-        )
+        pack, linear = MicroBatches.one([S] * documents, 32, 1), np.array([linear_s])
+        times = attention("disaggregated").times(pack, backward=backward, linear_s=linear)
         assert times.attention[0] == pytest.approx(documents * attends, rel=1e-9)
         return float(times.wait[0])
 

@@ -12,6 +12,7 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, ideal_cluster, ideal_cost,
 
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.congestion import congested_rate
@@ -56,15 +57,9 @@ def hop_s(this: Cluster, tp: int, ranks: list[int], tokens: float = 1e6) -> floa
     fabric = FabricModel(this, IDEAL.network)
     cost = AttentionCost(MODEL, Layout(tp=tp), this.gpu, IDEAL, fabric)
     gpus, offsets = np.array(ranks) * tp, np.array([0, len(ranks)])
-    return float(
-        cost.hop_s(
-            np.array([tokens]),
-            np.array([len(ranks)]),
-            fabric.ring_tiers(gpus, offsets),
-            backward=False,
-            crossing=fabric.ring_crossing(gpus, offsets, tp),
-        )[0]
-    )
+    tier, crossing = fabric.ring_tiers(gpus, offsets), fabric.ring_crossing(gpus, offsets, tp)
+    ring = Groups(np.array([tokens]), np.array([float(len(ranks))]), tier, crossing)
+    return float(cost.hop_s(ring, backward=False)[0])
 
 
 def crossings(tp: int, ranks: list[int], nodes: int) -> int:

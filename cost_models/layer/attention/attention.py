@@ -15,10 +15,17 @@ from hdpsim.cost_models.kernels.last_wave import with_last_wave
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
-from hdpsim.cost_models.layer.attention.nested_rings import EULER_GAMMA, NestedRings, NestedTimes, exposed_s
+from hdpsim.cost_models.layer.attention.nested_rings import (
+    EULER_GAMMA,
+    Beside,
+    NestedRings,
+    NestedTimes,
+    exposed_s,
+)
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut, PackPieces
 from hdpsim.cost_models.layer.attention.segments import SegmentAttention
 from hdpsim.cost_models.layer.host import ring_step_host_s
+from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
@@ -120,195 +127,116 @@ class AttentionCost:
         return memory_bound_s(elements * self._cal.merge_bytes_per_element, self._gpu, self._cal)
 
     @priced("ring_wait")
-    def hop_s(
-        self,
-        tokens_per_rank: ArrayLike,
-        group_size: ArrayLike,
-        tier: ArrayLike,
-        *,
-        backward: bool,
-        crossing: Floats | None = None,
-    ) -> Floats:
+    def hop_s(self, groups: Groups, *, backward: bool) -> Floats:
         """One hop of the ring: every GPU passes its share of keys and values to the next rank.
 
             t = latency + delay * (ln d + 0.577) [across nodes] + bytes / link
 
         A ring moves at the pace of its slowest neighbour: with exponential delays of mean *delay* at each of d
         hops the slowest takes delay * H_d, H_d = 1 + 1/2 + ... + 1/d. The link is that of the slowest hop, where only
-        the hops that cross a block or pod share its up-links (*crossing*; None: as rings of neighbours cross).
+        the hops that cross a block or pod share its up-links.
         """
-        sizes = np.asarray(group_size, dtype=np.float64)
-        slowest = np.where(np.asarray(tier) > 0, np.log(sizes) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
-        volume = np.asarray(tokens_per_rank, dtype=np.float64) * self.kv_bytes_per_token
-        if backward:
-            volume = volume * RING_BACKWARD_VOLUME
-        rate = self._link_bytes_per_s(sizes, tier, crossing)
-        return np.asarray(self._fabric.latency_s(tier) + slowest + volume / rate)
+        tier = np.asarray(groups.tier)
+        slowest = np.where(tier > 0, np.log(groups.size) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
+        wire_s = self._hop_bytes(groups, backward) / self._link_bytes_per_s(groups)
+        return np.asarray(self._fabric.latency_s(tier) + slowest + wire_s)
 
-    def _link_bytes_per_s(self, group_size: Floats, tier: ArrayLike, crossing: Floats | None) -> Floats:
+    def _hop_bytes(self, groups: Groups, backward: bool) -> Floats:
+        volume = np.asarray(groups.tokens, dtype=np.float64) * self.kv_bytes_per_token
+        return volume * RING_BACKWARD_VOLUME if backward else volume
+
+    def _link_bytes_per_s(self, groups: Groups) -> Floats:
         """What a GPU gets of the slowest hop of its ring.
 
         A ring of neighbours leaves a node from one rank: where GPUs share a NIC, those of that rank alone do.
         """
+        tier, crossing = np.asarray(groups.tier, dtype=np.int64), groups.crossing
         if not self._fabric.has_shared_uplinks:
-            return self._fabric.bytes_per_s(tier) * np.where(np.asarray(tier) > 0, self._nic_shares, 1.0)
+            return self._fabric.bytes_per_s(tier) * np.where(tier > 0, self._nic_shares, 1.0)
         if crossing is None:
-            crossing = self._fabric.neighbour_crossing(group_size, tier, self._rank_stride)
-        tiers = np.broadcast_to(np.asarray(tier, dtype=np.int64), crossing.shape[:-1])
+            crossing = self._fabric.neighbour_crossing(groups.size, tier, self._rank_stride)
+        tiers = np.broadcast_to(tier, crossing.shape[:-1])
         return self._fabric.slowest_bytes_per_s(tiers, crossing)
 
-    def ring(
-        self,
-        step_s: Floats,
-        tokens_per_rank: Floats,
-        group_size: Floats,
-        tier: Ints,
-        *,
-        backward: bool,
-        crossing: Floats | None = None,
-    ) -> RingTimes:
+    def ring(self, step_s: Floats, groups: Groups, *, backward: bool) -> RingTimes:
         """Compose a ring (or what replaces it) from the summed step time of its segments.
 
         Disaggregated: no exchange, which depends on what else is in the micro-batch (times).
         """
+        attention, none = groups.size * step_s, np.zeros(np.broadcast(step_s, groups.size).shape)
         if self._kind == "disaggregated":
-            nothing = np.zeros(np.broadcast(step_s, group_size).shape)
-            return RingTimes(attention=group_size * step_s, merge=nothing, wait=nothing)
+            return RingTimes(attention, none, none)
         if self._nested_rings is not None:
-            nested = self._nested(step_s, tokens_per_rank, group_size, tier, backward=backward)
-            merge = nested.merges * self.merge_s(tokens_per_rank)
-            return RingTimes(attention=group_size * step_s, merge=merge, wait=nested.wait)
+            nested = self._nested(self._nested_rings, step_s, groups, backward=backward)
+            return RingTimes(attention, nested.merges * self.merge_s(groups.tokens), nested.wait)
         if self._exchange is not None:
-            wait = self._exchange.seconds(tokens_per_rank, group_size, tier, backward=backward)
+            wait = self._exchange.seconds(groups, backward=backward)
             merges = np.zeros_like(wait)
             if self._gathered_ring:
-                merges = np.where(group_size > 1.0, group_size - 1.0, 0.0) * self.merge_s(tokens_per_rank)
+                merges = np.where(groups.size > 1.0, groups.size - 1.0, 0.0) * self.merge_s(groups.tokens)
                 wait = np.maximum(0.0, wait - step_s)
-            return RingTimes(attention=group_size * step_s, merge=merges, wait=wait)
-        merge = self.merge_s(tokens_per_rank)
-        hop = self.hop_s(tokens_per_rank, group_size, tier, backward=backward, crossing=crossing)
-        hops = group_size - 1.0
-        hop = np.maximum(hop, self._step_host_s[backward])
-        work = step_s + merge
-        return RingTimes(
-            attention=group_size * step_s,
-            merge=hops * merge,
-            wait=hops * exposed_s(hop, work, self._cal.ring_overlap),
-        )
+            return RingTimes(attention, merges, wait)
+        merge, hops = self.merge_s(groups.tokens), groups.size - 1.0
+        hop = np.maximum(self.hop_s(groups, backward=backward), self._step_host_s[backward])
+        wait = hops * exposed_s(hop, step_s + merge, self._cal.ring_overlap)
+        return RingTimes(attention, hops * merge, wait)
 
-    def _nested(
-        self, step_s: Floats, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool
-    ) -> NestedTimes:
-        """What nested groups wait for; see nested_rings."""
-        assert self._nested_rings is not None
-        return self._nested_rings.times(
-            step_s,
-            self.merge_s(tokens_per_rank),
-            self._step_host_s[backward],
-            tokens_per_rank,
-            group_size,
-            tier,
-            RING_BACKWARD_VOLUME if backward else 1.0,
-        )
+    def _nested(self, rings: NestedRings, step_s: Floats, groups: Groups, *, backward: bool) -> NestedTimes:
+        beside = Beside(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
+        return rings.times(beside, groups, passes=RING_BACKWARD_VOLUME if backward else 1.0)
 
-    def times(
-        self,
-        segment_tokens: Ints,
-        segment_offsets: Ints,
-        group_size: Ints,
-        tier: Ints,
-        *,
-        backward: bool,
-        tokens_per_rank: Floats | None = None,
-        crossing: Floats | None = None,
-        linear_s: Floats | None = None,
-    ) -> RingTimes:
-        """Micro-batches in CSR form: seconds of attention, merging and waiting of one layer.
+    def times(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> RingTimes:
+        """Seconds of attention, merging and waiting of one layer.
 
-        *tokens_per_rank* (default: what the segments hold) is what each rank merges and sends on, padding included.
-        *crossing*: see hop_s. *linear_s* (default: none) is the work between attention and attention, see halves.
+        *linear_s* (default: none) is the work between attention and attention, see ContextExchange.halves.
         """
-        sizes = group_size.astype(np.float64)
-        if tokens_per_rank is None:
-            tokens_per_rank = (
-                np.add.reduceat(segment_tokens.astype(np.float64), segment_offsets[:-1]) / sizes
-                if len(segment_tokens)
-                else 0.0 * sizes
-            )
-        by_pack = self.by_pack(
-            segment_tokens, segment_offsets, group_size, tier, tokens_per_rank, crossing=crossing
-        )
-        step = self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=backward)
-        if not (sizes > 1.0).any():  # nothing goes round
-            return RingTimes(attention=step, merge=np.zeros(len(sizes)), wait=np.zeros(len(sizes)))
+        groups = batches.groups
+        step = self._step_s(batches, self.by_pack(batches), backward=backward)
+        if not (groups.size > 1.0).any():  # nothing goes round
+            none = np.zeros(batches.count)
+            return RingTimes(step, none, none)
         if self._exchange is not None and self._kind == "disaggregated":
-            dealt, none = self._disaggregated(segment_tokens, segment_offsets, sizes), np.zeros(len(sizes))
-            halves = self._exchange.halves(
-                dealt, sizes * step, none if linear_s is None else linear_s, sizes, tier
-            )
+            dealt, attention = self._disaggregated(batches), groups.size * step
+            halves = self._exchange.halves(dealt, attention, linear_s, groups)
             copies_s = self._exchange.copies_s(dealt, self._gpu, self._cal, backward=backward)
-            return RingTimes(attention=sizes * step, merge=copies_s, wait=halves.exposed_s)
-        return self.ring(step, tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+            return RingTimes(attention, copies_s, halves.exposed_s)
+        return self.ring(step, groups, backward=backward)
 
-    def by_pack(
-        self,
-        segment_tokens: Ints,
-        segment_offsets: Ints,
-        group_size: Ints,
-        tier: Ints,
-        tokens_per_rank: Floats,
-        *,
-        crossing: Floats | None = None,
-    ) -> Bools:
-        """[n]: whether ranks share the pack cut as a whole, and not each of its documents; see times for the arguments.
+    def by_pack(self, batches: MicroBatches) -> Bools:
+        """[n]: whether ranks share the pack cut as a whole, and not each of its documents.
 
         adaptive: where forward and backward of a layer's attention take less that way, transfers included.
         Counted where it makes a difference: several documents on several ranks. Nobody listens to what is not done.
         Ignored: what a backward repeats of the forward.
         Source: WLB-LLM, arXiv 2503.17924, section 5 (adaptive sharding).
         """
-        matters = (group_size > 1) & (np.diff(segment_offsets) > 1)
+        matters = (batches.group_size > 1) & (np.diff(batches.segment_offsets) > 1)
         if self._sharding != "adaptive" or not matters.any():
             return matters & (self._sharding == "pack")
-        columns = (segment_tokens, segment_offsets, group_size, tier, tokens_per_rank)
-        key = tuple(column.tobytes() for column in (*columns, *(() if crossing is None else (crossing,))))
-        sizes = group_size.astype(np.float64)
+        groups = batches.groups
+        columns = (batches.segment_tokens, batches.segment_offsets, *groups)
+        key = tuple(column.tobytes() for column in columns if column is not None)
 
         def total_s(by_pack: Bools) -> Floats:
-            sides = [
-                self.ring(
-                    self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=side),
-                    tokens_per_rank,
-                    sizes,
-                    tier,
-                    backward=side,
-                    crossing=crossing,
-                ).total
-                for side in (False, True)
-            ]
-            return sides[0] + sides[1]
+            steps = [self._step_s(batches, by_pack, backward=side) for side in (False, True)]
+            forward, backward = (self.ring(steps[side], groups, backward=side) for side in (False, True))
+            return forward.total + backward.total
 
         def chosen(_: tuple[bytes, ...]) -> Bools:
             return matters & (total_s(matters) < total_s(np.zeros_like(matters)))
 
         return unheard(lambda: remembered(self._choices, key, chosen))
 
-    def _step_s(
-        self,
-        segment_tokens: Ints,
-        segment_offsets: Ints,
-        group_size: Floats,
-        by_pack: Bools,
-        *,
-        backward: bool,
-    ) -> Floats:
+    def _step_s(self, batches: MicroBatches, by_pack: Bools, *, backward: bool) -> Floats:
         """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
+        segment_tokens, segment_offsets = batches.segment_tokens, batches.segment_offsets
+        group_size = batches.group_size.astype(np.float64)
         if not len(segment_tokens):
             return np.zeros(len(group_size))
         cut = Cut.by_document(segment_tokens, segment_offsets, group_size)
         pieces = None
         if by_pack.any():
-            pieces = PackPieces.of(segment_tokens, segment_offsets, group_size.astype(np.int64))
+            pieces = PackPieces.of(segment_tokens, segment_offsets, batches.group_size)
             cut = cut.where(np.repeat(by_pack, np.diff(segment_offsets)), pieces.cut)
         per_segment = self.segments.seconds(cut, backward=backward)
         of_rank = per_segment * cut.share**2  # on average, over all ranks and over all steps of their ring
@@ -322,16 +250,17 @@ class AttentionCost:
             causal = np.asarray(group_size == 1.0) | (self._exchange is not None)
             step = with_last_wave(step, longest, self._gpu, self._cal, backward=backward, causal=causal)
         if self._kind == "disaggregated":
-            step = step * self._disaggregated(segment_tokens, segment_offsets, group_size).imbalance
+            step = step * self._disaggregated(batches).imbalance
         if len(segment_tokens) > len(group_size) and self._kernel != "unfused":
             step = step + self._empty_s(cut, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
 
-    def _disaggregated(self, tokens: Ints, offsets: Ints, group_size: Floats) -> Disaggregated:
+    def _disaggregated(self, batches: MicroBatches) -> Disaggregated:
         """The attention of micro-batches as their planner deals it."""
         heads = self._heads
         widths = Widths(heads.heads * heads.query_dim, heads.kv_width, heads.output_width)
-        return disaggregated(tokens, offsets, group_size, widths, self._tolerance)
+        sizes = batches.group_size.astype(np.float64)
+        return disaggregated(batches.segment_tokens, batches.segment_offsets, sizes, widths, self._tolerance)
 
     def _empty_s(self, cut: Cut, offsets: Ints, group_size: Floats, *, backward: bool) -> Floats:
         """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""
@@ -343,41 +272,24 @@ class AttentionCost:
         )
         return empty_s if self._exchange is None or self._gathered_ring else empty_s / group_size
 
-    def sent(
-        self,
-        segment_tokens: Ints,
-        segment_offsets: Ints,
-        group_size: Ints,
-        tier: Ints,
-        tokens_per_rank: Floats,
-        *,
-        backward: bool,
-        crossing: Floats | None = None,
-        linear_s: Floats | None = None,
-    ) -> SentTimes:
+    def sent(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> SentTimes:
         """What goes round between nodes for the attention of one layer; see times for the arguments."""
-        sizes = group_size.astype(np.float64)
-        by_pack = self.by_pack(
-            segment_tokens, segment_offsets, group_size, tier, tokens_per_rank, crossing=crossing
-        )
-        step_s = self._step_s(segment_tokens, segment_offsets, sizes, by_pack, backward=backward)
-        far = (sizes > 1.0) & (tier > 0)
+        groups = batches.groups
+        step_s = self._step_s(batches, self.by_pack(batches), backward=backward)
         if self._nested_rings is not None:
-            return self._nested(step_s, tokens_per_rank, sizes, tier, backward=backward).sent
+            return self._nested(self._nested_rings, step_s, groups, backward=backward).sent
         if self._exchange is not None:
             if self._kind == "disaggregated":
-                dealt = self._disaggregated(segment_tokens, segment_offsets, sizes)
-                beside_s = np.zeros(len(sizes)) if linear_s is None else linear_s
-                return self._exchange.halves(dealt, sizes * step_s, beside_s, sizes, tier).sent
-            hidden_s = step_s if self._gathered_ring else np.zeros_like(sizes)
-            return self._exchange.sent(tokens_per_rank, sizes, tier, hidden_s, backward=backward)
-        rate = np.broadcast_to(self._link_bytes_per_s(sizes, tier, crossing), sizes.shape)
-        volume = tokens_per_rank * self.kv_bytes_per_token * (RING_BACKWARD_VOLUME if backward else 1.0)
-        hop_s = self.hop_s(tokens_per_rank, sizes, tier, backward=backward, crossing=crossing)
+                dealt = self._disaggregated(batches)
+                return self._exchange.halves(dealt, groups.size * step_s, linear_s, groups).sent
+            hidden_s = step_s if self._gathered_ring else np.zeros_like(step_s)
+            return self._exchange.sent(groups, hidden_s, backward=backward)
+        rate = np.broadcast_to(self._link_bytes_per_s(groups), groups.size.shape)
+        volume = self._hop_bytes(groups, backward)
         return SentTimes(
-            times=np.where(far, sizes - 1.0, 0.0),
-            hidden_s=np.maximum(step_s + self.merge_s(tokens_per_rank), self._step_host_s[backward]),
-            fixed_s=hop_s - volume / rate,
+            times=np.where(groups.far, groups.size - 1.0, 0.0),
+            hidden_s=np.maximum(step_s + self.merge_s(groups.tokens), self._step_host_s[backward]),
+            fixed_s=self.hop_s(groups, backward=backward) - volume / rate,
             sent_bytes=volume,
             bytes_per_s=rate,
         )

@@ -7,11 +7,12 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated
+from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
@@ -75,7 +76,7 @@ class ContextExchange:
         return max(1, int(self._heads.heads)) if self._layout.context.kind == "ulysses" else None
 
     @priced("ring_wait")
-    def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, *, backward: bool) -> Floats:
+    def seconds(self, groups: Groups, *, backward: bool) -> Floats:
         """Collectives of one layer's forward or backward.
 
             all-gather  forward: all-gather of keys and values, 2 B x kv width x d tokens; backward: the same again, and
@@ -89,11 +90,11 @@ class ContextExchange:
         gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
         Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
         """
-        tokens, sizes, tiers = np.broadcast_arrays(tokens_per_rank, group_size, tier)
-        out = np.zeros(sizes.shape)
-        for size, level in {(int(d), int(t)) for d, t in zip(sizes.flat, tiers.flat, strict=True) if d > 1}:
-            here = (sizes == size) & (tiers == level)
-            out[here] = self._of_group(tokens[here], self._shape(size, level), backward=backward)
+        tokens, *_ = np.broadcast_arrays(*groups[:3])
+        out = np.zeros(tokens.shape)
+        for here, size, tier in groups.kinds():
+            here = np.broadcast_to(here, tokens.shape)
+            out[here] = self._of_group(tokens[here], self._shape(size, tier), backward=backward)
         return out
 
     @priced("ring_merge")
@@ -121,12 +122,7 @@ class ContextExchange:
         return out
 
     def halves(
-        self,
-        dealt: Disaggregated,
-        attention_s: Floats,
-        linear_s: Floats,
-        group_size: Floats,
-        tier: Ints,
+        self, dealt: Disaggregated, attention_s: Floats, linear_s: Floats | None, groups: Groups
     ) -> HalfTimes:
         """Disaggregated attention of one layer's forward or backward: what one half sends goes while the other works.
 
@@ -139,76 +135,57 @@ class ContextExchange:
         The backward sends as many gradients the other way, behind the same work. A transfer takes as long as on the
         rank that moves most, to and from all other ranks alike.
         Args: *attention_s* of the busiest rank, both halves; *linear_s* of the whole micro-batch, collectives of
-        tensor parallelism included.
+        tensor parallelism included (None: nothing).
         Counted: keys and values go to every rank that attends with them, once for each of its pieces.
         Ignored: that the first layer has none before it and the last none behind it; copies, see copies_s.
         Source: hao-ai-lab/distca, d2/runtime/megatron_patch/transformer_layer.py (forward_layers).
         """
         sent_bytes = BF16_BYTES * np.array([dealt.arriving, dealt.leaving])  # [before or after, half, n]
         seconds, far_bytes = np.zeros_like(sent_bytes), np.zeros_like(sent_bytes)
-        rate = np.ones_like(group_size)
-        for size, level in {(int(d), int(t)) for d, t in zip(group_size, tier, strict=True) if d > 1}:
-            here, group = (group_size == size) & (tier == level), self._shape(size, level)
+        rate, linear = np.ones_like(groups.size), 0.0 if linear_s is None else linear_s
+        for here, size, tier in groups.kinds():
+            group = self._shape(size, tier)
             spread = sent_bytes[..., here] * size / (size - 1)  # with what a rank would keep itself
             seconds[..., here] = self._collectives.all_to_all_s(spread, group)
-            if level:
+            if tier:
                 far_bytes[..., here] = spread * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in self._collectives.wires(group).remote)
         behind = np.array(
             [
-                [dealt.second_tokens * linear_s, dealt.first_share * attention_s],
-                [(1.0 - dealt.first_share) * attention_s, (1.0 - dealt.second_tokens) * linear_s],
+                [dealt.second_tokens * linear, dealt.first_share * attention_s],
+                [(1.0 - dealt.first_share) * attention_s, (1.0 - dealt.second_tokens) * linear],
             ]
         )
         exposed_s = np.maximum(0.0, seconds - behind).sum(axis=(0, 1))
         total_s, total_bytes = seconds.sum(axis=(0, 1)), far_bytes.sum(axis=(0, 1))
-        far = (group_size > 1.0) & (tier > 0)
-        return HalfTimes(
-            exposed_s,
-            SentTimes(
-                times=far.astype(np.float64),
-                hidden_s=total_s - exposed_s,
-                fixed_s=np.maximum(0.0, total_s - total_bytes / rate),
-                sent_bytes=np.minimum(total_bytes, total_s * rate),
-                bytes_per_s=rate,
-            ),
-        )
+        sent = _sent(groups, total_s, total_bytes, rate, hidden_s=total_s - exposed_s)
+        return HalfTimes(exposed_s, sent)
 
-    def sent(
-        self, tokens_per_rank: Floats, group_size: Floats, tier: Ints, hidden_s: Floats, *, backward: bool
-    ) -> SentTimes:
+    def sent(self, groups: Groups, hidden_s: Floats, *, backward: bool) -> SentTimes:
         """What a GPU sends to other nodes in all collectives of one layer, and the time they take.
 
         all-gather  ring of nodes: (d - 1) / d of the gathered bytes over the NICs of a node's members
         ulysses     the share of a rank's bytes that other nodes get
         """
-        far = (group_size > 1.0) & (tier > 0)
-        seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier, backward=backward), 0.0)
+        seconds = np.where(groups.far, self.seconds(groups, backward=backward), 0.0)
         sent, rate = np.zeros_like(seconds), np.ones_like(seconds)
-        for size, level in {(int(d), int(t)) for d, t in zip(group_size[far], tier[far], strict=True)}:
-            here = far & (group_size == size) & (tier == level)
-            group, tokens, heads = self._shape(size, level), tokens_per_rank[here], self._heads
+        context, heads = self._layout.context, self._heads
+        for here, size, tier in groups.kinds():
+            if not tier:
+                continue
+            group, tokens = self._shape(size, tier), groups.tokens[here]
             wires = self._collectives.wires(group)
-            if self._layout.context.kind == "ulysses":
+            if context.kind == "ulysses":
                 copies = max(1.0, size / heads.kv_heads)
                 width = heads.heads * heads.query_dim + copies * heads.kv_width + heads.output_width
                 sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in wires.remote)
             else:
-                context = self._layout.context
-                passes = (
-                    2.0 if backward and context.kind == "all-gather" and not context.keep_gathered else 1.0
-                )
-                volume = passes * BF16_BYTES * heads.kv_width * tokens * (size - 1)
+                twice = backward and context.kind == "all-gather" and not context.keep_gathered
+                volume = (2.0 if twice else 1.0) * BF16_BYTES * heads.kv_width * tokens * (size - 1)
                 sent[here] = volume / group.ranks_per_node
                 rate[here] = wires.nic_bytes_per_s
-        return SentTimes(
-            times=far.astype(np.float64),
-            hidden_s=hidden_s,
-            fixed_s=np.maximum(0.0, seconds - sent / rate),
-            sent_bytes=np.minimum(sent, seconds * rate),
-            bytes_per_s=rate,
-        )
+        return _sent(groups, seconds, sent, rate, hidden_s=hidden_s)
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
         kind = self._layout.context.kind
@@ -243,6 +220,19 @@ class ContextExchange:
 
     def _shape(self, ranks: int, tier: int) -> GroupShape:
         return group_shape(self._layout, self._collectives.fabric, ranks, tier)
+
+
+def _sent(
+    groups: Groups, seconds: Floats, sent_bytes: Floats, bytes_per_s: Floats, *, hidden_s: Floats
+) -> SentTimes:
+    """Of exchanges between nodes that take so many *seconds*: what the bytes do not take is fixed."""
+    return SentTimes(
+        times=groups.far.astype(np.float64),
+        hidden_s=hidden_s,
+        fixed_s=np.maximum(0.0, seconds - sent_bytes / bytes_per_s),
+        sent_bytes=np.minimum(sent_bytes, seconds * bytes_per_s),
+        bytes_per_s=bytes_per_s,
+    )
 
 
 def group_shape(layout: Layout, fabric: FabricModel, ranks: int, tier: int) -> GroupShape:

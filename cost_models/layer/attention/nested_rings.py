@@ -11,6 +11,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.products import BF16_BYTES
 from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads, ContextExchange
+from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -38,6 +39,14 @@ class Nest(NamedTuple):
         inner = np.array([math.gcd(int(size), heads) for size in np.ravel(sizes)], dtype=np.float64)
         inner = inner.reshape(np.shape(sizes))
         return cls(inner, group_size / inner)
+
+
+class Beside(NamedTuple):
+    """What a rank does in one step of a ring: it attends, adds up a partial output; launches take so long at least."""
+
+    step_s: Floats
+    merge_s: Floats
+    host_s: float
 
 
 class NestedTimes(NamedTuple):
@@ -74,35 +83,14 @@ class NestedRings:
         self._fabric, self._cal, self._heads, self._exchange = fabric, cal, heads, exchange
         self._per_node = max(1, fabric.cluster.node.gpus // layout.parallel.rank_stride)
 
-    def times(
-        self,
-        step_s: Floats,
-        merge_s: Floats,
-        host_s: float,
-        tokens_per_rank: Floats,
-        group_size: Floats,
-        tier: Ints,
-        passes: float,
-    ) -> NestedTimes:
-        """Of groups that spend d *step_s* on attention, *merge_s* on adding a partial output, *host_s* on launches.
-
-        *passes*: how often keys and values go round (their gradients with them in the backward).
-        """
-        sizes, tiers = np.broadcast_arrays(np.asarray(group_size, dtype=np.float64), np.asarray(tier))
+    def times(self, beside: Beside, groups: Groups, *, passes: float) -> NestedTimes:
+        """Of groups that do so much *beside*; *passes*: how often keys and values go round (gradients with them)."""
+        volume = passes * BF16_BYTES * self._heads.kv_width * np.asarray(groups.tokens)
+        sizes, tiers = np.broadcast_arrays(groups.size, groups.tier)
         of = self._double_ring if self._exchange is None else self._heads_in_rings
-        volume = passes * BF16_BYTES * self._heads.kv_width * np.asarray(tokens_per_rank)
-        return of(step_s, merge_s, host_s, tokens_per_rank, volume, sizes, tiers)
+        return of(beside, groups._replace(size=sizes, tier=tiers), volume)
 
-    def _double_ring(
-        self,
-        step_s: Floats,
-        merge_s: Floats,
-        host_s: float,
-        _: Floats,
-        volume: Floats,
-        sizes: Floats,
-        tiers: Ints,
-    ) -> NestedTimes:
+    def _double_ring(self, beside: Beside, groups: Groups, volume: Floats) -> NestedTimes:
         """A ring of rings: keys and values of the ranks of a node go round in it, meanwhile to the next node.
 
             outer x (inner - 1) hops within a node      each beside one step
@@ -110,25 +98,17 @@ class NestedRings:
 
         Source: LoongTrain (arXiv 2406.18485, section 4.4), BurstEngine (arXiv 2509.19836, section 3.1).
         """
-        nest = Nest.by_node(sizes, tiers, self._per_node)
-        inner_s = np.maximum(self._hop_s(volume, nest.inner, np.zeros_like(tiers)), host_s)
-        outer_s = self._hop_s(volume, nest.outer, tiers)
-        work_s, overlap, hops = step_s + merge_s, self._cal.ring_overlap, nest.outer - 1.0
+        nest = Nest.by_node(groups.size, groups.tier, self._per_node)
+        inner_s = np.maximum(self._hop_s(volume, nest.inner, np.zeros_like(groups.tier)), beside.host_s)
+        outer_s = self._hop_s(volume, nest.outer, groups.tier)
+        work_s, overlap, hops = beside.step_s + beside.merge_s, self._cal.ring_overlap, nest.outer - 1.0
         round_s = nest.inner * np.maximum(work_s, inner_s)
         within_s = nest.outer * (nest.inner - 1.0) * exposed_s(inner_s, work_s, overlap)
         wait_s = within_s + hops * exposed_s(outer_s, round_s, overlap)
-        return NestedTimes(wait_s, sizes - 1.0, self._sent(hops, round_s, outer_s, volume, tiers))
+        sent = self._sent(hops, round_s, outer_s, volume, groups.tier)
+        return NestedTimes(wait_s, groups.size - 1.0, sent)
 
-    def _heads_in_rings(
-        self,
-        step_s: Floats,
-        merge_s: Floats,
-        host_s: float,
-        tokens: Floats,
-        volume: Floats,
-        sizes: Floats,
-        tiers: Ints,
-    ) -> NestedTimes:
+    def _heads_in_rings(self, beside: Beside, groups: Groups, volume: Floats) -> NestedTimes:
         """All-to-alls give every rank of a set all its tokens of some heads; keys and values go round between sets.
 
             wait = all-to-alls of the set + (outer - 1) x what a step of the ring does not hide
@@ -137,13 +117,13 @@ class NestedRings:
         Source: USP (arXiv 2405.07719, section 3), LoongTrain (arXiv 2406.18485, section 4.2: head-first placement).
         """
         assert self._exchange is not None
-        nest = Nest.by_heads(sizes, tiers, self._per_node, max(1, int(self._heads.heads)))
+        nest = Nest.by_heads(groups.size, groups.tier, self._per_node, max(1, int(self._heads.heads)))
         volume = volume * np.maximum(1.0, nest.inner / self._heads.kv_heads)
-        hop_s = np.maximum(self._hop_s(volume, nest.outer, tiers), host_s)
-        work_s, hops = sizes * step_s / nest.outer + merge_s, nest.outer - 1.0
-        spread_s = self._exchange.spread_s(tokens, nest.inner)
+        hop_s = np.maximum(self._hop_s(volume, nest.outer, groups.tier), beside.host_s)
+        work_s, hops = groups.size * beside.step_s / nest.outer + beside.merge_s, nest.outer - 1.0
+        spread_s = self._exchange.spread_s(groups.tokens, nest.inner)
         wait_s = spread_s + hops * exposed_s(hop_s, work_s, self._cal.ring_overlap)
-        return NestedTimes(wait_s, hops, self._sent(hops, work_s, hop_s, volume, tiers))
+        return NestedTimes(wait_s, hops, self._sent(hops, work_s, hop_s, volume, groups.tier))
 
     def _hop_s(self, volume_bytes: Floats, members: Floats, tier: Ints) -> Floats:
         """One hop of all ranks to the next set; the slowest of *members* is waited for (AttentionCost.hop_s)."""

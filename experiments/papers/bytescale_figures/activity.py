@@ -10,7 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.kernels.products import ATTENTION_BACKWARD_FLOP_RATIO
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop
 from hdpsim.experiments.output.document import OutputFile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.planning import micro_batch_cost
 from hdpsim.simulator.play.randomness.noise import fastest_gpu

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.calibration import calibration as shipped
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Node
 from hdpsim.cost_models.kernels.products import ATTENTION_BACKWARD_FLOP_RATIO
 from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.reading.units import TERA
@@ -54,10 +53,7 @@ def predicted_attention(
 
 
 def _seconds(cost: AttentionCost, lengths: list[int], gpus: int, tier: int, *, backward: bool) -> float:
-    times = cost.times(
-        np.array(lengths), np.array([0, len(lengths)]), np.array([gpus]), np.array([tier]), backward=backward
-    )
-    return float(times.total[0])
+    return float(cost.times(MicroBatches.one(lengths, gpus, tier), backward=backward).total[0])
 
 
 def _cost(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints
-from hdpsim.cost_models.step.micro_batch import MicroBatches
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import plain_costs

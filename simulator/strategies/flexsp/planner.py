@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.plan_builder import PlanBuilder

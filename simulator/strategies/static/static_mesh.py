@@ -11,8 +11,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.cost_models.feasibility import uneven_scan
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan

@@ -18,11 +18,11 @@ from hdpsim.cost_models.kernels.casts import (
     scale_updates_s,
 )
 from hdpsim.cost_models.layer.host import backward_launches, forward_launches
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 
 SEPARATE = Layout(precision="fp8", separate_scale_updates=True)

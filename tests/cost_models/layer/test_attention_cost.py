@@ -31,9 +31,9 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 from hdpsim.cost_models.kernels.products import attention_s
 from hdpsim.cost_models.layer.attention.attention import EULER_GAMMA, AttentionCost, RingTimes
+from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.micro_batch import MicroBatches
 from hdpsim.cost_models.transformer.model import Model
 
 SLOW_MEMORY = ideal_cluster(gpu=GPU)
@@ -47,9 +47,7 @@ def attention(
 
 
 def times(cost: AttentionCost, batches: MicroBatches, *, backward: bool = False) -> RingTimes:
-    return cost.times(
-        batches.segment_tokens, batches.segment_offsets, batches.group_size, batches.tier, backward=backward
-    )
+    return cost.times(batches, backward=backward)
 
 
 class TestAlone:
@@ -159,7 +157,7 @@ class TestRing:
     def test_the_slowest_of_many_delayed_hops(self) -> None:
         cal = replace(IDEAL, ring_delay_s=1e-3)
         cost = attention(cal)
-        near, far = (cost.hop_s(0, 64, tier, backward=False) for tier in (0, 1))
+        near, far = (cost.hop_s(Groups(0, 64, tier), backward=False) for tier in (0, 1))
         assert near == 0.0
         assert far == pytest.approx(1e-3 * (np.log(64) + EULER_GAMMA))
 

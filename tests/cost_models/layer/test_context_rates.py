@@ -12,6 +12,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.model import Model
@@ -37,9 +38,7 @@ def predicted(kind: str, gpus: int, *, backward: bool) -> float:
     fabric = FabricModel(cluster, cal.network)
     cost = AttentionCost(MODEL, Layout(cp_kind=kind), node.gpu, cal, fabric)
     total = gpus * TOKENS
-    times = cost.times(
-        np.array([total]), np.array([0, 1]), np.array([gpus]), np.array([int(gpus > 8)]), backward=backward
-    )
+    times = cost.times(MicroBatches.one([total], gpus, int(gpus > 8)), backward=backward)
     flop = 4 * HEADS * HEAD_DIM * total**2 / 2 * (2.5 if backward else 1.0)
     return float(flop / times.total[0] / gpus / 1e12)
 
@@ -67,8 +66,8 @@ def test_one_sender_of_a_node_gets_a_whole_nic(tp: int, share: float) -> None:
     node, cal = catalog.node("hgx-a800-80gb"), calibration("ampere")
     fabric = FabricModel(Cluster(name="a800", node=node, nodes=4), cal.network)
     cost = AttentionCost(MODEL, Layout(tp=tp), node.gpu, cal, fabric)
-    size, tokens = np.array([32 // tp]), 1e6
-    hop_s = float(cost.hop_s(np.array([tokens]), size, np.array([1]), backward=False)[0])
-    fixed_s = float(cost.hop_s(np.array([0.0]), size, np.array([1]), backward=False)[0])
+    tokens = 1e6
+    rings = Groups(np.array([tokens, 0.0]), np.array([32.0 / tp] * 2), np.array([1, 1]))
+    hop_s, fixed_s = cost.hop_s(rings, backward=False).tolist()
     rate = share * node.nic_bytes_per_s * fabric.calibration.nic_efficiency
     assert hop_s - fixed_s == pytest.approx(tokens * cost.kv_bytes_per_token / rate)

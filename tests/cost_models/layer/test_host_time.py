@@ -270,12 +270,7 @@ class TestRingSteps:
         )
         for tokens, hidden in ((64, False), (4_000_000, True)):
             batch = micro_batches([[tokens]], group_size=[8])
-            quick, slow = (
-                cost.times(
-                    batch.segment_tokens, batch.segment_offsets, batch.group_size, batch.tier, backward=False
-                )
-                for cost in (free, bound)
-            )
+            quick, slow = (cost.times(batch, backward=False) for cost in (free, bound))
             assert (slow.wait[0] == quick.wait[0]) == hidden
             if not hidden:
                 assert slow.total[0] - slow.attention[0] / 8 == pytest.approx(7 * 9e-3, rel=1e-3)

@@ -10,6 +10,7 @@ from ideal_hardware import HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, id
 
 from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.attention.nested_rings import Nest
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -26,8 +27,7 @@ def cost(kind: ContextParallelKind) -> AttentionCost:
 def times(
     kind: ContextParallelKind, tokens: int, ranks: int, tier: int, *, backward: bool = False
 ) -> RingTimes:
-    offsets, sizes, tiers = np.array([0, 1]), np.array([ranks]), np.array([tier])
-    return cost(kind).times(np.array([tokens]), offsets, sizes, tiers, backward=backward)
+    return cost(kind).times(MicroBatches.one([tokens], ranks, tier), backward=backward)
 
 
 def test_sets_of_a_group() -> None:
@@ -83,9 +83,7 @@ def test_heads_are_spread_within_nodes_and_rings_go_between_them(backward: bool)
 @given(st.integers(64, 2**20), st.sampled_from([16, 32, 64]), st.booleans())
 def test_what_is_sent_says_what_is_waited_for(tokens: int, ranks: int, backward: bool) -> None:
     for kind in ("double-ring", "hybrid"):
-        one, far = np.array([tokens]), np.array([1])
-        offsets, sizes = np.array([0, 1]), np.array([ranks])
-        sent = cost(kind).sent(one, offsets, sizes, far, one / ranks, backward=backward)
+        sent = cost(kind).sent(MicroBatches.one([tokens], ranks, 1), backward=backward)
         hop_s = sent.fixed_s + sent.sent_bytes / sent.bytes_per_s
         between = sent.times * np.maximum(0.0, hop_s - sent.hidden_s)
         assert between[0] <= times(kind, tokens, ranks, 1, backward=backward).wait[0] * (1 + 1e-9)

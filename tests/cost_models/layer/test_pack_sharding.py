@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ideal_hardware import HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
+from ideal_hardware import HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster, micro_batches
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.attention.pack_sharding import PackPieces
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.groups import ContextParallelKind, ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -58,8 +59,7 @@ def times(
     layout = Layout(cp_kind=kind, cp_sharding=sharding)
     gpu = replace(where.gpu, sm_count=sms)
     cost = AttentionCost(model, layout, gpu, cal, FabricModel(where, cal.network))
-    offsets, tier = np.array([0, len(lengths)]), np.array([0])
-    return cost.times(np.array(lengths), offsets, np.array([ranks]), tier, backward=backward)
+    return cost.times(micro_batches([lengths], group_size=[ranks]), backward=backward)
 
 
 class TestPieces:
@@ -187,15 +187,12 @@ class TestLimits:
             assert found.attention[0] >= least_s * (1 - 1e-9)
 
 
-Packs = tuple[Ints, Ints, Ints, Ints]
 several = st.lists(st.tuples(st.sampled_from([1, 2, 3, 8]), packs), min_size=1, max_size=4)
 
 
-def columns(of: list[tuple[int, list[int]]]) -> Packs:
-    """Segments, offsets, group sizes and tiers of packs on so many ranks."""
-    lengths = [length for _, pack in of for length in pack]
-    offsets = np.cumsum([0, *(len(pack) for _, pack in of)])
-    return np.array(lengths), offsets, np.array([ranks for ranks, _ in of]), np.zeros(len(of), dtype=np.int64)
+def on_ranks(of: list[tuple[int, list[int]]]) -> MicroBatches:
+    """Packs on so many ranks."""
+    return micro_batches([pack for _, pack in of], group_size=[ranks for ranks, _ in of])
 
 
 def cost(sharding: ContextSharding, kind: ContextParallelKind, cal: Calibration) -> AttentionCost:
@@ -204,18 +201,17 @@ def cost(sharding: ContextSharding, kind: ContextParallelKind, cal: Calibration)
     return AttentionCost(MODEL, layout, where.gpu, cal, FabricModel(where, cal.network))
 
 
-def both_ways_s(of: AttentionCost, batches: Packs) -> Floats:
-    return np.sum([of.times(*batches, backward=side).total for side in (False, True)], axis=0)
+def both_ways_s(of: AttentionCost, batches: MicroBatches) -> Floats:
+    return np.sum([of.times(batches, backward=side).total for side in (False, True)], axis=0)
 
 
 class TestAdaptive:
     short, long = [64] * 8, [600_000, 40_000]
 
     def test_each_pack_has_its_own(self) -> None:
-        batches = columns([(4, self.short), (4, self.long), (1, self.short), (4, [600_000])])
+        batches = on_ranks([(4, self.short), (4, self.long), (1, self.short), (4, [600_000])])
         adaptive = cost("adaptive", "all-gather", TILES)
-        tokens = np.add.reduceat(batches[0], batches[1][:-1]) / batches[2]
-        assert adaptive.by_pack(*batches, tokens).tolist() == [True, False, False, False]
+        assert adaptive.by_pack(batches).tolist() == [True, False, False, False]
         found, by_pack, by_document = (
             both_ways_s(cost(how, "all-gather", TILES), batches) for how in ("adaptive", "pack", "document")
         )
@@ -227,7 +223,7 @@ class TestAdaptive:
     def test_never_slower_than_either(
         self, of: list[tuple[int, list[int]]], kind: ContextParallelKind, cal: Calibration
     ) -> None:
-        batches = columns(of)
+        batches = on_ranks(of)
         found, *fixed = (
             both_ways_s(cost(how, kind, cal), batches) for how in ("adaptive", "pack", "document")
         )
@@ -235,14 +231,11 @@ class TestAdaptive:
 
     @pytest.mark.parametrize("lengths", [short, long])
     def test_what_is_sent_is_of_the_same_cut(self, lengths: list[int]) -> None:
-        segments, offsets, sizes, tiers = columns([(4, lengths)])
-        tokens = np.array([sum(lengths) / 4])
+        batches = on_ranks([(4, lengths)])
         chosen: ContextSharding = "pack" if lengths is self.short else "document"
         for backward in (False, True):
             hidden = [
-                cost(how, "ring", TILES)
-                .sent(segments, offsets, sizes, tiers, tokens, backward=backward)
-                .hidden_s[0]
+                cost(how, "ring", TILES).sent(batches, backward=backward).hidden_s[0]
                 for how in ("adaptive", chosen)
             ]
             assert hidden[0] == hidden[1]
@@ -252,7 +245,7 @@ class TestAdaptive:
         for how in ("adaptive", "pack"):
             of = cost(how, "all-gather", TILES)
             with tracing() as calls:
-                of.times(*columns([(4, self.short)]), backward=False)
+                of.times(on_ranks([(4, self.short)]), backward=False)
             heard.append([(call.function.__name__, call.result.tolist()) for call in calls])
         assert heard[0] == heard[1]
         assert len(heard[0]) > 1

@@ -69,7 +69,7 @@ def test_a_layer_cannot_tell_its_layout_from_what_it_is_given_of_it(
     batch = micro_batches([[4096]], group_size=[1])
     prices, shared = (LayerPrices(model, one, CLUSTER, IDEAL) for one in (layout, layout.of_layers))
     for side in (False, True):
-        wanted, found = (one.terms_s(batch, TOKENS, (False, True)) for one in (prices, shared))
+        wanted, found = (one.terms_s(batch, (False, True)) for one in (prices, shared))
         assert all(np.array_equal(wanted[key], found[key]) for key in wanted)
         assert np.array_equal(prices.heads_s(TOKENS, (side,))[side], shared.heads_s(TOKENS, (side,))[side])
     kept = layout.of_layers.with_groups(recompute=layout.recompute)

@@ -235,7 +235,7 @@ def test_policies_by_operation_repeat_shares_of_their_own(mode: RecomputeKind) -
     kept = ideal_cost(layout=layout.changed(**shares)).terms_s(batch, backward=True)
     forward = ideal_cost(layout=layout).terms_s(batch, backward=False)
     term = {name: forward[TERMS.index(name)] for name in TERMS}
-    of_layer = ideal_cost(layout=layout)._layers.terms_s(batch, np.array([4096.0]), (False,))[False, False]
+    of_layer = ideal_cost(layout=layout)._layers.terms_s(batch, (False,))[False, False]
     embedding = term["small_kernels"] - of_layer[TERMS.index("small_kernels")]
     repeated = 0.25 * term["gemm"] + 0.5 * term["tp_communication"] + term["small_kernels"] - embedding
     assert kept[TERMS.index("recompute")] == pytest.approx(repeated)

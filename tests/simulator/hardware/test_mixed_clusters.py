@@ -162,7 +162,7 @@ def test_two_ranks_get_sequences_by_their_speed(name: StrategyName):
 
 def simple_batch(tokens: int):
     """One micro-batch of one sequence on one rank."""
-    from hdpsim.cost_models.step.micro_batch import MicroBatches
+    from hdpsim.cost_models.layer.micro_batches import MicroBatches
 
     return MicroBatches(
         segment_tokens=np.array([tokens]),
