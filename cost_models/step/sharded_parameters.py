@@ -120,17 +120,14 @@ class ShardedParameters:
         self._experts = ShardGroups.of(
             layout, collectives, max(1, ranks * layout.parallel.tp // spread), spread
         )
-        self._layers = {
-            kind: self._traffic(*kind_shard(model, layout, kind)[:2], tensors=self._tensors(kind))
-            for kind in kinds_of(model)
-        }
+        self._layers = {}
+        for kind in kinds_of(model):
+            one, moe = as_layer(model, kind)
+            tensors = layer_tensors(one, layout, moe=moe)
+            self._layers[kind] = self._traffic(*kind_shard(model, layout, kind)[:2], tensors=tensors)
         vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
         self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
         self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)
-
-    def _tensors(self, kind: LayerKind) -> int:
-        one, moe = as_layer(self._model, kind)
-        return layer_tensors(one, self._layout, moe=moe)
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
         """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
