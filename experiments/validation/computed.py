@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hdpsim.experiments.records.table import MEASURED_COLUMNS
+from hdpsim.experiments.validation.order import grouped
 
 LEAST_BATCHES = 4
 """Two lie on a line always; of sets of three steps that repeat within 0.3 % one in some hundred does by chance."""
@@ -29,12 +29,16 @@ def computed(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     A set are the records that differ in nothing but the batch. The line is that of least squares.
     Counted: `measured_step_s`. Ignored: rates, which sources round; computed times that follow no line.
     """
-    alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        if row.get("measured_step_s") and row.get("global_batch_seqs"):
-            left_out = (*_BATCH, *_ABOUT, *MEASURED_COLUMNS)
-            key = tuple(sorted((name, str(cell)) for name, cell in row.items() if name not in left_out))
-            alike[key].append(index)
+    left_out = (*_BATCH, *_ABOUT, *MEASURED_COLUMNS)
+    timed = (
+        place for place, row in enumerate(rows) if row.get("measured_step_s") and row.get("global_batch_seqs")
+    )
+    alike = grouped(
+        timed,
+        lambda place: frozenset(
+            (name, str(cell)) for name, cell in rows[place].items() if name not in left_out
+        ),
+    )
     found = [False] * len(rows)
     for members in alike.values():
         batches = np.array([float(rows[index]["global_batch_seqs"]) for index in members])
@@ -54,13 +58,10 @@ def _straight(batches: np.ndarray[Any, Any], steps_s: np.ndarray[Any, Any]) -> b
 
 def computed_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for every source that has such records."""
-    by_source: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row["computed"]:
-            by_source[row["group"][0]].append(row["record"])
+    by_source = grouped((row for row in rows if row["computed"]), lambda row: str(row["group"][0]))
     return [
-        f"{source}: step times of {len(names)} records ({names[0]}, ...) lie on lines over the batch to {STRAIGHT:.0e} "
-        "of a step: no job repeats that well, so they were put together from parts and count in no figure of accuracy "
-        "of complete runs"
-        for source, names in sorted(by_source.items())
+        f"{source}: step times of {len(members)} records ({members[0]['record']}, ...) lie on lines over the batch to "
+        f"{STRAIGHT:.0e} of a step: no job repeats that well, so they were put together from parts and count in no "
+        "figure of accuracy of complete runs"
+        for source, members in sorted(by_source.items())
     ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import HdpSimError, InfeasibleError
@@ -18,7 +16,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.files.csv import read_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
-from hdpsim.experiments.validation.order import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
 
 if TYPE_CHECKING:
@@ -46,7 +44,10 @@ def run(path: str, calibration: str | None = None) -> Document:
         )
     by_kind, groups = group_errors(rows, "kind"), group_errors(rows, "kind", "gpu", "dtype")
     reasons = Counter(row.reason for row in rows if row.reason).most_common()
-    title = "Errors by kind, in % of the measured time"
+    title, scatter = (
+        "Errors by kind, in % of the measured time",
+        "Every kernel judged: prediction over measurement.",
+    )
     records = [{**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows]
     return Document(
         kind="validate-kernels",
@@ -73,22 +74,20 @@ def run(path: str, calibration: str | None = None) -> Document:
                 "kernels.csv", lambda: [asdict(row) for row in rows], "One row per kernel, in seconds."
             ),
             OutputFile("groups.csv", lambda: groups, "Errors by kind, GPU and precision."),
-            OutputFile(
-                "measured_against_predicted",
-                partial(_scatter, rows),
-                "Every kernel judged: prediction over measurement.",
-            ),
+            OutputFile("measured_against_predicted", partial(_scatter, rows), scatter),
         ),
     )
 
 
 def _scatter(rows: Sequence[KernelRow]) -> Figure:
-    points: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for row in rows:
-        if row.error is not None and row.measured_s is not None and row.predicted_s is not None:
-            measured_us, predicted_us = points[row.kind]
-            measured_us.append(row.measured_s * 1e6)
-            predicted_us.append(row.predicted_s * 1e6)
+    by_kind = grouped((row for row in rows if row.error is not None), lambda row: row.kind)
+    points = {
+        kind: (
+            [1e6 * (row.measured_s or 0.0) for row in members],
+            [1e6 * (row.predicted_s or 0.0) for row in members],
+        )
+        for kind, members in by_kind.items()
+    }
     return plots.plot_paper_against_prediction(points, quantity="time (us)")
 
 
@@ -168,17 +167,12 @@ def measured_s(record: Mapping[str, str]) -> float | None:
 
 def group_errors(rows: Sequence[KernelRow], *keys: str) -> list[dict[str, Any]]:
     """Count, median absolute error, median error and 90th percentile by *keys* (fields of a row)."""
-    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.error is not None and math.isfinite(row.error):
-            groups[tuple(getattr(row, key) for key in keys)].append(row.error)
-    return [
-        {
-            **dict(zip(keys, group, strict=True)),
-            "count": len(errors),
-            "median_abs_error": float(np.median(np.abs(errors))),
-            "median_error": float(np.median(errors)),
-            "p90_abs_error": float(np.percentile(np.abs(errors), 90)),
-        }
-        for group, errors in sorted(groups.items())
-    ]
+    judged = (row for row in rows if row.error is not None and math.isfinite(row.error))
+    groups = grouped(judged, lambda row: tuple(getattr(row, key) for key in keys))
+    found = []
+    for group, members in sorted(groups.items()):
+        summary = error_summary(row.error for row in members)
+        figures = {name: summary[name] for name in ("count", "median_abs_error", "p90_abs_error")}
+        middle = median(row.error for row in members if row.error is not None)
+        found.append({**dict(zip(keys, group, strict=True)), **figures, "median_error": middle})
+    return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.errors import InfeasibleError
@@ -16,8 +14,8 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.records.longctx.prediction import LongPrediction, LongPredictor
 from hdpsim.experiments.records.longctx.rows import VERDICT, LongRow, read_long_rows
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.memory import memory_lines, memory_summary
-from hdpsim.experiments.validation.order import error_of, error_summary
+from hdpsim.experiments.validation.memory import FITS, memory_lines, memory_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, share_column
 
 RAN = ("seconds_per_iteration", "ms_per_iteration", "tokens_per_s_per_gpu", "tokens_per_s_total", VERDICT)
@@ -70,6 +68,13 @@ def run(
         "ratios": ratios,
     }
     lines = _sentences(summary)
+    of_ratios = "Ratios of two systems in the same experiment, errors in %"
+    tables: list[Table[Row]] = [
+        Table(title="Errors by system, in % of the measurement", columns=_GROUP, rows=groups),
+        Table(title=of_ratios, columns=_RATIO, rows=ratios["by_source"]),
+    ]
+    if fits := _fits(found):
+        tables.append(Table(title="Out of memory or not", columns=_FITS, rows=fits))
     return Document(
         kind="validate-longctx",
         payload={
@@ -79,19 +84,7 @@ def run(
             "summary": summary,
             "groups": groups,
         },
-        blocks=(
-            Table(title="Errors by system, in % of the measurement", columns=_GROUP, rows=groups),
-            Table(
-                title="Ratios of two systems in the same experiment, errors in %",
-                columns=_RATIO,
-                rows=ratios["by_source"],
-            ),
-            *(
-                (Table(title="Out of memory or not", columns=_FITS, rows=_fits(found)),)
-                if _fits(found)
-                else ()
-            ),
-        ),
+        blocks=tuple(tables),
         notes=(*lines, *(f"not predicted, {n} x: {reason}" for reason, n in reasons[:_SHOWN_REASONS])),
         title="Predictions against tables of long-context training",
         readme=lines,
@@ -111,6 +104,7 @@ def _record(row: LongRow, prediction: LongPrediction) -> Row:
     if measured is not None and metric.removesuffix("_mean").removesuffix("_trimmed") in RAN:
         ran = bool(measured) if metric == VERDICT else True
     judged = metric != VERDICT and measured and row.text("gpu") != UNNAMED
+    off = error_of(measured, prediction.value) if judged else None
     return {
         **row.columns,
         "record": row.where.rpartition(", ")[2],
@@ -120,55 +114,43 @@ def _record(row: LongRow, prediction: LongPrediction) -> Row:
         "group_gpus": row.group_gpus,
         "measured": measured,
         "predicted": prediction.value,
-        "error": error_of(measured, prediction.value) if judged else None,
+        "error": off,
         "settings": prediction.settings,
         "predicted_step_s": prediction.step_s,
         "ran": ran,
         "predicted_fits": prediction.fits,
         "predicted_peak_mem_gb": prediction.peak_mem_gb,
-        "peak_mem_error": error_of(measured, prediction.value)
-        if metric == "peak_mem_gb" and judged
-        else None,
+        "peak_mem_error": off if metric == "peak_mem_gb" else None,
         "reason": reason or None,
     }
 
 
 def _groups(rows: Sequence[Row]) -> list[Row]:
     """Errors by source, system and metric."""
-    by_group: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["error"] is not None:
-            by_group[row["group"], row["gpu"], row["system"], row["metric"]].append(row)
+    judged = (row for row in rows if row["error"] is not None)
+    by_group = grouped(judged, lambda row: (row["group"], row["gpu"], row["system"], row["metric"]))
     return [
         {
-            "source_name": source,
-            "gpu": gpu,
-            "system": system,
-            "metric": metric,
+            **dict(zip(("source_name", "gpu", "system", "metric"), names, strict=True)),
             **error_summary(row["error"] for row in members),
-            "median_error": float(np.median([row["error"] for row in members])),
+            "median_error": median(row["error"] for row in members),
         }
-        for (source, gpu, system, metric), members in sorted(by_group.items())
+        for names, members in sorted(by_group.items())
     ]
 
 
 def _ratios_by_source(rows: Sequence[Row]) -> list[Row]:
-    names = dict.fromkeys(row["group"] for row in rows if row["group"])
-    found = [
-        {"source_name": name, **_ratio_errors([row for row in rows if row["group"] == name])}
-        for name in names
-    ]
+    by_source = grouped((row for row in rows if row["group"]), lambda row: str(row["group"]))
+    found = [{"source_name": name, **_ratio_errors(members)} for name, members in by_source.items()]
     return [row for row in found if row["pairs"]]
 
 
 def _ratio_errors(rows: Sequence[Row]) -> Row:
     """Of two systems in one cell, on groups of one size: error of their ratio, and whether the better one is named."""
-    by_cell: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["measured"] and row["predicted"] and row["metric"] not in (VERDICT, "speedup_x"):
-            by_cell[row["cell"]].append(row)
+    judged = (row for row in rows if row["measured"] and row["predicted"])
+    times = (row for row in judged if row["metric"] not in (VERDICT, "speedup_x"))
     errors, right = [], []
-    for members in by_cell.values():
+    for members in grouped(times, lambda row: tuple(row["cell"])).values():
         for one, other in combinations(members, 2):
             sizes = {row["group_gpus"] for row in (one, other)} - {None}
             if one["system"] == other["system"] or len(sizes) > 1:
@@ -181,10 +163,8 @@ def _ratio_errors(rows: Sequence[Row]) -> Row:
 
 def _fits(rows: Sequence[Row]) -> list[Row]:
     """What ran and what did not against the prediction, by source and system where something ran out of memory."""
-    by_system: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["group"] and row["ran"] is not None and row["predicted_fits"] is not None:
-            by_system[row["group"], row["system"]].append(row)
+    judged = (row for row in rows if None not in (row["ran"], row["predicted_fits"]) and row["group"])
+    by_system = grouped(judged, lambda row: (row["group"], row["system"]))
     return [
         {"source_name": source, "system": system, **memory_summary(members)}
         for (source, system), members in sorted(by_system.items())
@@ -214,10 +194,7 @@ _RATIO: tuple[Column[Any], ...] = (
 _FITS: tuple[Column[Any], ...] = (
     Column("source_name", heading="source"),
     Column("system", left=True),
-    Column("ran_predicted_to_fit", heading="ran, fits"),
-    Column("ran_predicted_too_large", heading="ran, too large"),
-    Column("oom_predicted_to_fit", heading="out of memory, fits"),
-    Column("oom_predicted_too_large", heading="out of memory, too large"),
+    *FITS[1:],
 )
 
 

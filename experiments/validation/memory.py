@@ -9,7 +9,7 @@ from typing import Any
 from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.records.prediction import Prediction
 from hdpsim.experiments.records.table import Record
-from hdpsim.experiments.validation.order import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped
 
 MEMORY_QUANTITY = "peak_mem_gb"
 
@@ -59,9 +59,7 @@ FITS: tuple[Column[Mapping[str, Any]], ...] = (
 
 def fit_rows(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What ran and what did not, against the prediction: by group, and all."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in payload["records"]:
-        groups.setdefault(" ".join(row["group"]), []).append(row)
+    groups = grouped(payload["records"], lambda row: " ".join(row["group"]))
     found = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
     found["all"] = payload["summary"]["memory"]
     return [

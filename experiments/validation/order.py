@@ -1,14 +1,19 @@
-"""Whether predictions put layouts into the order that was measured."""
+"""How far off predictions are, and whether they put layouts into the order that was measured."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+Row = TypeVar("Row")
+Key = TypeVar("Key")
+
 RANKED_AT_LEAST = 5  # fewer layouts of one model and size say little about an order
+
+_ALIKE = ("model_name", "gpu", "n_gpus", "seq_len")
 
 
 def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -16,20 +21,14 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     *rows*: records of a validation. Median and lowest of the sets of at least five layouts.
     """
-    alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        true, predicted = row.get("measured_tokens_per_s_per_gpu"), row["predicted_tokens_per_s_per_gpu"]
-        if true is not None and predicted is not None:
-            key = tuple(row.get(name) for name in ("model_name", "gpu", "n_gpus", "seq_len"))
-            alike[key].append((true, predicted))
-    found = []
-    for pairs in alike.values():
-        correlation = spearman(pairs)
-        if correlation is not None:
-            found.append(correlation)
+    rates = ("measured_tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu")
+    judged = (row for row in rows if all(row.get(rate) is not None for rate in rates))
+    alike = grouped(judged, lambda row: tuple(map(row.get, _ALIKE)))
+    ranks = (spearman([(row[rates[0]], row[rates[1]]) for row in members]) for members in alike.values())
+    found = [correlation for correlation in ranks if correlation is not None]
     return {
         "groups": len(found),
-        "median": float(np.median(found)) if found else None,
+        "median": median(found),
         "min": min(found, default=None),
     }
 
@@ -46,6 +45,20 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by what *key* says of them, in the order in which keys appear."""
+    found: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return dict(found)
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The middle one; None of none."""
+    known = list(values)
+    return float(np.median(known)) if known else None
+
+
 def error_of(measured: float | None, predicted: float | None) -> float | None:
     """Relative error (predicted - measured) / measured; None where one of them is missing."""
     if measured is None or predicted is None:
@@ -56,11 +69,8 @@ def error_of(measured: float | None, predicted: float | None) -> float | None:
 def error_summary(errors: Iterable[float | None]) -> Mapping[str, float | int | None]:
     """Count, median, mean, 90th percentile and maximum of the absolute errors that exist."""
     size = np.abs([error for error in errors if error is not None])
-    known = len(size) > 0
-    return {
-        "count": len(size),
-        "median_abs_error": float(np.median(size)) if known else None,
-        "mean_abs_error": float(size.mean()) if known else None,
-        "p90_abs_error": float(np.percentile(size, 90)) if known else None,
-        "max_abs_error": float(size.max()) if known else None,
-    }
+    names = ("median_abs_error", "mean_abs_error", "p90_abs_error", "max_abs_error")
+    if not len(size):
+        return {"count": 0, **dict.fromkeys(names)}
+    figures = (np.median(size), size.mean(), np.percentile(size, 90), size.max())
+    return {"count": len(size), **dict(zip(names, map(float, figures), strict=True))}

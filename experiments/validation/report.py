@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hdpsim.experiments.output.document import Column, OutputFile, Table
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.computed import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
+from hdpsim.experiments.validation.order import grouped
 
 Row = Mapping[str, Any]
 
@@ -174,17 +175,10 @@ def _sentence(what: str, errors: Row) -> str:
 def files(payload: Row) -> tuple[OutputFile, ...]:
     """The files of a run directory: records, groups, and a figure of every quantity that was measured."""
     rows = payload["records"]
+    of_records, of_groups = "One row per record: measurement, prediction, error.", "Errors by source and GPU."
     found = [
-        OutputFile(
-            "records.csv",
-            lambda: [_flat(row) for row in rows],
-            "One row per record: measurement, prediction, error.",
-        ),
-        OutputFile(
-            "groups.csv",
-            lambda: [_flat(group) for group in payload["groups"]],
-            "Errors by source and GPU.",
-        ),
+        OutputFile("records.csv", lambda: [_flat(row) for row in rows], of_records),
+        OutputFile("groups.csv", lambda: [_flat(group) for group in payload["groups"]], of_groups),
     ]
     for quantity, title in (
         ("step_s", "step time (s)"),
@@ -197,9 +191,7 @@ def files(payload: Row) -> tuple[OutputFile, ...]:
             found.append(
                 OutputFile(
                     f"measured_against_predicted_{quantity}",
-                    lambda points=points, title=title: plots.plot_paper_against_prediction(  # type: ignore[misc]
-                        points, quantity=title
-                    ),
+                    partial(plots.plot_paper_against_prediction, points, quantity=title),
                     f"Every record judged by its {title}: prediction over measurement.",
                 )
             )
@@ -208,13 +200,11 @@ def files(payload: Row) -> tuple[OutputFile, ...]:
 
 def _points(rows: Sequence[Row], quantity: str) -> dict[str, tuple[list[float], list[float]]]:
     """Source -> (measured, predicted) of the rows judged by *quantity*."""
-    points: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for row in rows:
-        if row["quantity"] == quantity and row["error"] is not None:
-            measured, predicted = points[row["group"][0]]
-            measured.append(row["measured"])
-            predicted.append(row["predicted"])
-    return dict(points)
+    judged = (row for row in rows if row["quantity"] == quantity and row["error"] is not None)
+    return {
+        source: ([row["measured"] for row in members], [row["predicted"] for row in members])
+        for source, members in grouped(judged, lambda row: str(row["group"][0])).items()
+    }
 
 
 def _flat(row: Row) -> dict[str, object]:
@@ -282,14 +272,8 @@ def views_markdown(documents: Mapping[str, Row]) -> str:
         judged = [row for row in payload["records"] if row["counts"] and row["error"] is not None]
         inside = [row["in_band"] for row in judged if row["in_band"] is not None]
         errors = _errors(row["error"] for row in judged)
-        rows.append(
-            {
-                "Runs are seen": _VIEWS[view],
-                "Runs": len(judged),
-                **errors,
-                "inside": sum(inside) / len(inside),
-            }
-        )
+        said = {"Runs are seen": _VIEWS[view], "Runs": len(judged)}
+        rows.append({**said, **errors, "inside": sum(inside) / len(inside)})
     columns: tuple[Column[Row], ...] = (
         Column("Runs are seen"), Column("Runs"), replace(MEDIAN, heading="Median error"),
         replace(BIAS, heading="Bias"), P90, share_column("max_abs_error", "Largest"),
@@ -345,13 +329,10 @@ def records_markdown(payload: Row) -> str:
 def bytescale_markdown(payload: Row) -> str:
     """The cells of ByteScale's Figure 17 by model and strategy, and what dynamic meshes gain."""
     cells = [cell for cell in payload["records"] if cell["error"] is not None]
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for cell in cells:
-        groups[f"{cell['model']}, {cell['gpus']:,} GPUs", cell["strategy"]].append(cell["error"])
-    groups["**all**", ""] = [cell["error"] for cell in cells]
+    groups = grouped(cells, lambda cell: (f"{cell['model']}, {cell['gpus']:,} GPUs", str(cell["strategy"])))
     rows = [
-        {"Model": model, "Strategy": strategy, "Cells": len(errors), **_errors(errors)}
-        for (model, strategy), errors in groups.items()
+        {"Model": model, "Strategy": strategy, "Cells": len(own), **_errors(cell["error"] for cell in own)}
+        for (model, strategy), own in {**groups, ("**all**", ""): cells}.items()
     ]
     columns: tuple[Column[Row], ...] = (
         Column("Model"), Column("Strategy", left=True), Column("Cells"), replace(MEDIAN, heading="Median error"),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
-
-import numpy as np
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.experiments.bands.band import Residual, Residuals
@@ -27,7 +25,7 @@ from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.computed import computed
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
-from hdpsim.experiments.validation.order import error_of, error_summary, rank_correlation
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, rank_correlation
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
 from hdpsim.experiments.validation.views import View, is_plain, plain, rules_of_families
 
@@ -76,11 +74,7 @@ def run(
         left_out = without | of_families.get(record.config.family, frozenset())
         predictions.append(_prediction(record, view == "plain", memory, own, left_out))
         report(done, len(records))
-    put_together = computed([record.columns for record in records])
-    rows = [
-        _row(record, prediction, memory, _bands_of(record, view), put_together=lies_on_a_line)
-        for record, prediction, lies_on_a_line in zip(records, predictions, put_together, strict=True)
-    ]
+    rows = _rows(records, predictions, memory, view)
     payload: Row = {
         "kind": "validate-memory" if memory else "validate",
         "file": Path(path).name if path is not None else "shipped runs.csv",
@@ -122,11 +116,7 @@ def _prediction(
 def _guessed(records: Sequence[Record], own: Calibration | None, without: frozenset[str]) -> list[Residual]:
     """Residuals of the records with what their software does guessed from its name."""
     predictions = [_prediction(record, True, False, own, without) for record in records]
-    put_together = computed([record.columns for record in records])
-    rows = [
-        _row(record, prediction, False, _bands_of(record, "plain"), put_together=lies_on_a_line)
-        for record, prediction, lies_on_a_line in zip(records, predictions, put_together, strict=True)
-    ]
+    rows = _rows(records, predictions, False, "plain")
     return [replace(row, guessed=True) for row in residuals_of(rows, records, predictions)]
 
 
@@ -144,13 +134,18 @@ def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
             assert_never(view)
 
 
+def _rows(
+    records: Sequence[Record], predictions: Sequence[Prediction], memory: bool, view: View
+) -> list[Row]:
+    put_together = computed([record.columns for record in records])
+    return [
+        _row(record, prediction, memory, _bands_of(record, view), lies_on_a_line)
+        for record, prediction, lies_on_a_line in zip(records, predictions, put_together, strict=True)
+    ]
+
+
 def _row(
-    record: Record,
-    prediction: Prediction,
-    memory: bool,
-    bands: tuple[Residuals, str],
-    *,
-    put_together: bool = False,
+    record: Record, prediction: Prediction, memory: bool, bands: tuple[Residuals, str], put_together: bool
 ) -> Row:
     """A record's columns, its prediction and its error."""
     measured = record.measured
@@ -177,9 +172,7 @@ def _row(
         "error": error,
         "measured_share_of_peak": of_peak,
         "reason": (prediction.reason or None) if predicted is None else None,
-        "predicted_step_s": prediction.step_s,
-        "predicted_tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
-        "predicted_tflops_per_gpu": prediction.tflops_per_gpu,
+        **{f"predicted_{quantity}": getattr(prediction, quantity) for quantity in QUANTITIES},
         "flop_convention": prediction.convention,
         "predicted_model_tflops_causal": prediction.rates.get("model, causal attention"),
         "predicted_model_tflops_full": prediction.rates.get("model, full attention"),
@@ -202,9 +195,7 @@ def _measured_share_of_peak(prediction: Prediction, error: float, quantity: str)
     rate, peak = prediction.rates.get("model, causal attention"), prediction.peak_tflops_per_gpu
     if rate is None or peak is None or prediction.adapters:
         return None
-    faster = (
-        1.0 + error if quantity == "step_s" else 1.0 / (1.0 + error)
-    )  # the measured run than the predicted one
+    faster = 1.0 + error if quantity == "step_s" else 1.0 / (1.0 + error)  # measured than predicted
     return rate * faster / peak
 
 
@@ -222,20 +213,15 @@ def _fidelity(
 ) -> Row:
     """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
     if prediction.step_s is None or prediction.features is None:
-        return {"step_s_p10": None, "step_s_p90": None, "in_band": None, "fidelity": None}
+        return dict.fromkeys(("step_s_p10", "step_s_p90", "in_band", "fidelity"))
     residuals, source = bands
     band = residuals.band(prediction.features, prediction.key, source)
     inside = None
     if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
         step_share = true / predicted if quantity == "step_s" else predicted / true
         inside = band.low <= step_share <= band.high
-    document = band.document(prediction.step_s, prediction.tokens_per_s_per_gpu)
-    return {
-        "step_s_p10": document["step_s_p10"],
-        "step_s_p90": document["step_s_p90"],
-        "in_band": inside,
-        "fidelity": band.note,
-    }
+    ends = {"step_s_p10": prediction.step_s * band.low, "step_s_p90": prediction.step_s * band.high}
+    return {**ends, "in_band": inside, "fidelity": band.note}
 
 
 def residuals_of(
@@ -245,9 +231,7 @@ def residuals_of(
     found = []
     for row, record, prediction in zip(rows, records, predictions, strict=True):
         features = prediction.features
-        if features is None or row["error"] is None:
-            continue
-        if record.suspect or row["computed"]:
+        if features is None or row["error"] is None or record.suspect or row["computed"]:
             continue
         sign = 1.0 if row["quantity"] == "step_s" else -1.0
         found.append(
@@ -268,11 +252,13 @@ def _errors(rows: Sequence[Row]) -> Row:
         **error_summary(row["error"] for row in rows),
         "unpredicted": sum(row["predicted"] is None for row in rows),
         "unmeasured": sum(row["measured"] is None and row["predicted"] is not None for row in rows),
-        "band_coverage": _share([row["in_band"] for row in rows if row["in_band"] is not None]),
+        "band_coverage": _coverage(rows),
     }
 
 
-def _share(verdicts: Sequence[bool]) -> float | None:
+def _coverage(rows: Sequence[Row]) -> float | None:
+    """Share of those with a band that lie inside."""
+    verdicts = [row["in_band"] for row in rows if row["in_band"] is not None]
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 
@@ -289,24 +275,20 @@ def _summary(rows: Sequence[Row]) -> Row:
     }
 
 
-def _coverage_by_source(rows: Sequence[Row]) -> dict[str, float]:
+def _coverage_by_source(rows: Sequence[Row]) -> dict[str, float | None]:
     """Share of the sound records inside their bands, of every source that has enough of them to tell."""
-    by_source: dict[str, list[bool]] = defaultdict(list)
-    for row in rows:
-        if row["in_band"] is not None and not row.get("suspect"):
-            by_source[row["group"][0]].append(row["in_band"])
+    judged = [row for row in rows if row["in_band"] is not None and not row.get("suspect")]
+    by_source = grouped(judged, lambda row: str(row["group"][0]))
     return {
-        source: sum(verdicts) / len(verdicts)
-        for source, verdicts in sorted(by_source.items())
-        if len(verdicts) >= ENOUGH_RECORDS
+        source: _coverage(members)
+        for source, members in sorted(by_source.items())
+        if len(members) >= ENOUGH_RECORDS
     }
 
 
 def _by_doubt(rows: Sequence[Row]) -> Row:
     """Errors and order of layouts of the records that nobody doubts ("sound"), and of those with each mark."""
-    by_mark: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_mark[str(row.get("suspect") or SOUND)].append(row)
+    by_mark = grouped(rows, lambda row: str(row.get("suspect") or SOUND))
     return {
         mark: {**_errors(members), "rank_correlation": rank_correlation(members)}
         for mark, members in sorted(by_mark.items(), key=lambda item: (item[0] != SOUND, item[0]))
@@ -315,45 +297,39 @@ def _by_doubt(rows: Sequence[Row]) -> Row:
 
 def _by_rules(rows: Sequence[Row]) -> Row:
     """Errors of sound records by the least certain class of rules about software that a prediction rests on."""
-    by_class: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["counts"]:
-            kinds = row["rules"]
-            by_class[next((kind for kind in reversed(KINDS) if kind in kinds), "none")].append(row)
+
+    def least_certain(row: Row) -> str:
+        return next((kind for kind in reversed(KINDS) if kind in row["rules"]), "none")
+
+    by_class = grouped((row for row in rows if row["counts"]), least_certain)
     return {kind: _errors(by_class[kind]) for kind in ("none", *KINDS) if kind in by_class}
 
 
 def _families(rows: Sequence[Row]) -> list[Row]:
-    """Errors of complete pretraining runs that nobody doubts, by source, and how many lie in their bands."""
-    by_family: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["counts"] and row["error"] is not None:
-            by_family[row["group"][0]].append(row)
+    """Errors of complete pretraining runs that nobody doubts, by source, with share and width of their bands.
+
+    The width: how much longer than its P10 the P90 of a step is, in the median.
+    """
+    judged = (row for row in rows if row["counts"] and row["error"] is not None)
+    by_family = grouped(judged, lambda row: str(row["group"][0]))
     return [
         {
             "family": family,
             "gpus": sorted({row["group"][1] for row in members}),
             **_errors(members),
-            "median_error": float(np.median([row["error"] for row in members])),
-            "band_width": _width(members),
+            "median_error": median(row["error"] for row in members),
+            "band_width": median(
+                row["step_s_p90"] / row["step_s_p10"] - 1.0 for row in members if row["step_s_p10"]
+            ),
         }
         for family, members in sorted(by_family.items())
     ]
 
 
-def _width(rows: Sequence[Row]) -> float | None:
-    """How much longer than its P10 the P90 of a step is, in the median."""
-    widths = [row["step_s_p90"] / row["step_s_p10"] - 1.0 for row in rows if row["step_s_p10"]]
-    return float(np.median(widths)) if widths else None
-
-
 def _groups(rows: Sequence[Row]) -> list[Row]:
     """Errors by source family and GPU."""
-    by_group: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        by_group[row["group"][0], row["group"][1]].append(row)
     groups = []
-    for (family, gpu), members in sorted(by_group.items()):
+    for (family, gpu), members in sorted(grouped(rows, lambda row: tuple(row["group"])).items()):
         judged = [row for row in members if row["error"] is not None]
         worst = max(judged, key=lambda row: abs(row["error"]), default=None)
         groups.append(
@@ -362,7 +338,7 @@ def _groups(rows: Sequence[Row]) -> list[Row]:
                 "gpu": gpu,
                 "records": len(members),
                 **_errors(members),
-                "median_error": float(np.median([row["error"] for row in judged])) if judged else None,
+                "median_error": median(row["error"] for row in judged),
                 "worst_record": worst["record"] if worst else None,
                 "worst_error": worst["error"] if worst else None,
             }

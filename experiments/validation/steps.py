@@ -15,7 +15,7 @@ from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.records.step_prediction import StepPrediction, StepPredictor
 from hdpsim.experiments.records.steps import MeasuredStep, read_steps
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.order import error_of, error_summary, spearman
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, spearman
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, signed_column
 
 FEW_STEPS = 30
@@ -129,7 +129,7 @@ def _errors(rows: Sequence[Row]) -> Row:
     ends = np.percentile(errors, [10, 90]).tolist() if errors else None
     return {
         **error_summary(errors),
-        "median_error": float(np.median(errors)) if errors else None,
+        "median_error": median(errors),
         "p10_error": ends and ends[0],
         "p90_error": ends and ends[1],
         "spread": ends and ends[1] - ends[0],
@@ -139,9 +139,6 @@ def _errors(rows: Sequence[Row]) -> Row:
 
 
 def _groups(rows: Sequence[Row]) -> list[Row]:
-    by_group: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_group[row["group"]].append(row)
     return [
         {
             "group": group,
@@ -152,7 +149,7 @@ def _groups(rows: Sequence[Row]) -> list[Row]:
             "bias": _errors(members)["median_error"],
             **_errors(members),
         }
-        for group, members in by_group.items()
+        for group, members in grouped(rows, lambda row: str(row["group"])).items()
     ]
 
 
@@ -175,26 +172,20 @@ def _faster(rows: Sequence[Row], batches: Sequence[tuple[int, ...]]) -> Row:
             if max(measured, 1.0 / measured) > 1.0 + APART:
                 right = (measured < 1.0) == (predicted < 1.0)
                 pairs.append((machine, first, second, float(measured), float(predicted), bool(right)))
-    by_pair: dict[tuple[str, ...], list[bool]] = defaultdict(list)
-    for machine, first, second, _, _, right in pairs:
-        by_pair[machine, first, second].append(right)
+    by_pair = grouped(pairs, lambda pair: pair[:3])
     return {
         "apart": APART,
         "pairs": len(pairs),
         "right": sum(pair[-1] for pair in pairs),
         "share": sum(pair[-1] for pair in pairs) / len(pairs) if pairs else None,
-        "ratio_median_abs_error": float(np.median([abs(pair[4] / pair[3] - 1.0) for pair in pairs]))
-        if pairs
-        else None,
+        "ratio_median_abs_error": median(abs(pair[4] / pair[3] - 1.0) for pair in pairs),
         "by_settings": [
             {
-                "machine": machine,
-                "first": first,
-                "second": second,
-                "pairs": len(verdicts),
-                "share": sum(verdicts) / len(verdicts),
+                **dict(zip(("machine", "first", "second"), settings, strict=True)),
+                "pairs": len(members),
+                "share": sum(pair[-1] for pair in members) / len(members),
             }
-            for (machine, first, second), verdicts in sorted(by_pair.items())
+            for settings, members in sorted(by_pair.items())
         ],
     }
 
