@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.errors import TraceError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number
@@ -48,28 +49,25 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
     integers = {column: _integers(table, column, path) for column in _INTEGERS}
     start_s, duration_s = (_numbers(table, column, path) for column in _SECONDS)
     kind = _kinds(table, path)
-    bad = np.flatnonzero((duration_s < 0) | (duration_s > _LONGEST_S))
-    if len(bad):
-        raise TraceError(
-            f"duration is {duration_s[bad[0]]:g}; expected 0 to {_LONGEST_S:g} s", str(path), int(bad[0]) + 1
-        )
-    bad = np.flatnonzero(np.abs(start_s) > _LATEST_S)
-    if len(bad):
-        raise TraceError(
-            f"start_ts is {start_s[bad[0]]:g}; expected seconds, at most {_LATEST_S:g}",
-            str(path),
-            int(bad[0]) + 1,
-        )
+    _refuse(
+        path,
+        (duration_s < 0) | (duration_s > _LONGEST_S),
+        lambda row: f"duration is {duration_s[row]:g}; expected 0 to {_LONGEST_S:g} s",
+    )
+    _refuse(
+        path,
+        np.abs(start_s) > _LATEST_S,
+        lambda row: f"start_ts is {start_s[row]:g}; expected seconds, at most {_LATEST_S:g}",
+    )
     steps, step = np.unique(integers["step"], return_inverse=True)
     first_s = np.full(len(steps), np.inf)
     np.minimum.at(first_s, step, start_s)
-    bad = np.flatnonzero(start_s - first_s[step] > _LONGEST_S)
-    if len(bad):
-        raise TraceError(
-            f"starts {start_s[bad[0]] - first_s[step[bad[0]]]:g} s after its step; at most {_LONGEST_S:g} s",
-            str(path),
-            int(bad[0]) + 1,
-        )
+    after_s = start_s - first_s[step]
+    _refuse(
+        path,
+        after_s > _LONGEST_S,
+        lambda row: f"starts {after_s[row]:g} s after its step; at most {_LONGEST_S:g} s",
+    )
     job = RecordedJob(
         name=name,
         data_parallel=degrees["dp_size"],
@@ -85,12 +83,19 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
         sequence=integers["seq_id"],
         chunk=integers["mc"],
         virtual_stage=np.where(is_kind(kind, *COMPUTE), integers["gmc"], -1),
-        start_s=start_s - first_s[step],
+        start_s=after_s,
         duration_s=duration_s,
     )
     _check_degrees(job, path, Path(meta))
     _check_complete(job, path)
     return job
+
+
+def _refuse(path: Path, bad: Bools, words: Callable[[int], str]) -> None:
+    """Raise TraceError with the words for the first row that is *bad*."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise TraceError(words(row), str(path), row + 1)
 
 
 def _read_meta(path: Path) -> tuple[str, dict[str, int]]:
@@ -180,35 +185,30 @@ def _numbers(table: pd.DataFrame, column: str, path: Path) -> Floats:
         numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     except (OverflowError, ValueError):  # a whole number of hundreds of digits
         numbers = np.array([as_number(str(value)) for value in values])
-    bad = np.flatnonzero(~np.isfinite(numbers))
-    if len(bad):
-        raise TraceError(
-            f"{column} is {quoted(values.iloc[bad[0]])}; expected a finite number", str(path), int(bad[0]) + 1
-        )
+    _refuse(
+        path,
+        ~np.isfinite(numbers),
+        lambda row: f"{column} is {quoted(values.iloc[row])}; expected a finite number",
+    )
     return numbers
 
 
 def _integers(table: pd.DataFrame, column: str, path: Path) -> Ints:
     numbers = _numbers(table, column, path)
-    bad = np.flatnonzero((numbers != np.rint(numbers)) | (np.abs(numbers) > 2**31))
-    if len(bad):
-        raise TraceError(
-            f"{column} is {numbers[bad[0]]:g}; expected a whole number", str(path), int(bad[0]) + 1
-        )
+    bad = (numbers != np.rint(numbers)) | (np.abs(numbers) > 2**31)
+    _refuse(path, bad, lambda row: f"{column} is {numbers[row]:g}; expected a whole number")
     return numbers.astype(np.int64)
 
 
 def _kinds(table: pd.DataFrame, path: Path) -> Ints:
     texts = table["optype"].astype(str)
     numbers = texts.map({kind: i for i, kind in enumerate(KINDS)}).astype("float64").to_numpy()
-    bad = np.flatnonzero(np.isnan(numbers))
-    if len(bad):
-        name = str(texts.iloc[bad[0]])
-        raise TraceError(
-            f"optype {quoted(name)} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}",
-            str(path),
-            int(bad[0]) + 1,
-        )
+
+    def words(row: int) -> str:
+        name = str(texts.iloc[row])
+        return f"optype {quoted(name)} is not known{did_you_mean(name, KINDS)}; known: {', '.join(KINDS)}"
+
+    _refuse(path, np.isnan(numbers), words)
     return numbers.astype(np.int64)
 
 
@@ -222,32 +222,32 @@ def _check_degrees(job: RecordedJob, path: Path, meta: Path) -> None:
             f"have at least {needed:,} operations, but there are {len(job):,}",
             str(path),
         )
+    every = np.ones(len(job), dtype=np.bool_)
     checks = (
-        ("dp_rank", job.data_parallel_rank, np.ones(len(job), dtype=np.bool_), job.data_parallel, "dp_size"),
-        ("stage", job.stage, np.ones(len(job), dtype=np.bool_), job.stages, "pp_size"),
+        ("dp_rank", job.data_parallel_rank, every, job.data_parallel, "dp_size"),
+        ("stage", job.stage, every, job.stages, "pp_size"),
         ("gmc", job.virtual_stage, compute, job.stages * job.chunks, "pp_size x vpp_size"),
         ("mc", job.chunk, compute, job.chunks, "vpp_size"),
     )
     for column, values, which, size, degree in checks:
-        bad = np.flatnonzero(which & ((values < 0) | (values >= size)))
-        if len(bad):
-            raise TraceError(
-                f"{column} is {values[bad[0]]}, but {degree} is {size} in {meta}", str(path), int(bad[0]) + 1
-            )
-        present = np.unique(values[which])
-        if len(present) != size:
-            absent = np.setdiff1d(np.arange(size), present)
-            raise TraceError(
-                f"no operation has {column} {absent[0]}, but {degree} is {size} in {meta}", str(path)
-            )
-    bad = np.flatnonzero(compute & (job.virtual_stage % job.stages != job.stage))
-    if len(bad):
-        raise TraceError(
-            f"gmc {job.virtual_stage[bad[0]]} does not lie on stage {job.stage[bad[0]]} of {job.stages}: "
-            "gmc is mc x pp_size + stage",
-            str(path),
-            int(bad[0]) + 1,
-        )
+        _check_column(path, column, values, which, size, f"{degree} is {size} in {meta}")
+    _refuse(
+        path,
+        compute & (job.virtual_stage % job.stages != job.stage),
+        lambda row: (
+            f"gmc {job.virtual_stage[row]} does not lie on stage {job.stage[row]} of {job.stages}: "
+            "gmc is mc x pp_size + stage"
+        ),
+    )
+
+
+def _check_column(path: Path, column: str, values: Ints, which: Bools, size: int, told: str) -> None:
+    """Of *which* rows all numbers lie below *size*, and every one appears."""
+    outside = which & ((values < 0) | (values >= size))
+    _refuse(path, outside, lambda row: f"{column} is {values[row]}, but {told}")
+    absent = np.setdiff1d(np.arange(size), values[which])
+    if len(absent):
+        raise TraceError(f"no operation has {column} {absent[0]}, but {told}", str(path))
 
 
 def _check_complete(job: RecordedJob, path: Path) -> None:
@@ -268,7 +268,6 @@ def _check_complete(job: RecordedJob, path: Path) -> None:
     same = np.ones(len(job) - 1, dtype=np.bool_)
     for values in (job.lane, job.kind, job.sequence):
         same &= values[order[1:]] == values[order[:-1]]
-    twice = np.flatnonzero(same)
-    if len(twice):
-        row = int(order[twice[0] + 1])
+    if same.any():
+        row = int(order[same.argmax() + 1])
         raise TraceError(f"a second {job.describe(row)}", str(path), row + 1)
