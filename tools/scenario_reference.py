@@ -16,7 +16,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
-from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
+from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.values import Key
 from hdpsim.simulator.own_strategy import OWN_WORDS
 from hdpsim.simulator.settings import FIELDS
 
@@ -26,8 +27,8 @@ LARGER_UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60)), "B": (("GiB", 2**
 
 def filled(page: str) -> str:
     """The page with the tables as they are now."""
-    keys = scenario_keys()
-    tables = {"basic": _table([key for key in keys if key.basic]), "expert": _expert_tables(keys)}
+    basic = [name for name, key in KEYS.items() if key.basic]
+    tables = {"basic": _table(basic), "expert": _expert_tables()}
     for name, text in tables.items():
         head, begin, rest = page.partition(f"<!-- keys:{name} -->\n")
         _, end, tail = rest.partition("<!-- keys:end -->")
@@ -36,12 +37,12 @@ def filled(page: str) -> str:
     return page
 
 
-def _expert_tables(keys: Sequence[ScenarioKey]) -> str:
+def _expert_tables() -> str:
     """A table for every section; the switches of a layout stand group by group."""
-    tables: dict[str, list[ScenarioKey]] = {}
-    for key in keys:
+    tables: dict[str, list[str]] = {}
+    for name, key in KEYS.items():
         if not key.basic:
-            tables.setdefault(_title(key.key), []).append(key)
+            tables.setdefault(_title(name), []).append(name)
     return "\n".join(f"### {title}\n\n{_table(rows)}" for title, rows in tables.items())
 
 
@@ -54,36 +55,37 @@ def _title(key: str) -> str:
     return f"`layout`: {words[0].lower()}{words[1:]}"
 
 
-def _table(keys: Sequence[ScenarioKey]) -> str:
-    cells = ((f"`{key.key}`", _values(key), _default(key), _meaning(key)) for key in keys)
+def _table(names: Sequence[str]) -> str:
+    keys = ((name, KEYS[name]) for name in names)
+    cells = ((f"`{name}`", _values(key), _default(key), _meaning(key)) for name, key in keys)
     rows = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
     return "\n".join(("| Key | Values | Default | Meaning |", "|---|---|---|---|", *rows, ""))
 
 
-def _meaning(key: ScenarioKey) -> str:
+def _meaning(key: Key) -> str:
     """A sentence, unless it begins with a value that some key may have (`zero1: ...`)."""
     first = re.match(r"[\w-]*", key.meaning)
-    values = {choice for other in scenario_keys() for choice in other.choices}
+    values = {choice for other in KEYS.values() for choice in other.parse.choices}
     if first is not None and first[0] in values:
         return key.described
     return key.described[0].upper() + key.described[1:]
 
 
-def _values(key: ScenarioKey) -> str:
-    if key.choices == (True, False):
+def _values(key: Key) -> str:
+    if key.parse.choices == (True, False):
         return "true, false"
-    words = ", ".join(f"`{choice}`" for choice in key.choices)
-    if words and key.values.endswith(OWN_WORDS):
+    words = ", ".join(f"`{choice}`" for choice in key.parse.choices)
+    if words and key.parse.words.endswith(OWN_WORDS):
         words += f"; or {OWN_WORDS.replace('my_module:function', '`my_module:function`')}"
-    return words or re.sub(r"; or (\S+)$", r"; or `\1`", key.values)
+    return words or re.sub(r"; or (\S+)$", r"; or `\1`", key.parse.words)
 
 
-def _default(key: ScenarioKey) -> str:
+def _default(key: Key) -> str:
     if key.required:
         return "required"
-    if key.default in (None, ""):
+    if key.usual in (None, ""):
         return "-"
-    return f"`{str(key.default).lower() if isinstance(key.default, bool) else _short(key.default)}`"
+    return f"`{str(key.usual).lower() if isinstance(key.usual, bool) else _short(key.usual)}`"
 
 
 def _short(default: object) -> str:

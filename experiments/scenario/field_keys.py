@@ -49,7 +49,11 @@ def layout_keys() -> dict[str, Key]:
 
 
 def keys_of(
-    section: str, kind: type, read: Mapping[str, Parser] | None = None, without: Collection[str] = ()
+    section: str,
+    kind: type,
+    read: Mapping[str, Parser] | None = None,
+    without: Collection[str] = (),
+    basic: Collection[str] = (),
 ) -> dict[str, Key]:
     """The keys of a section that become the fields of *kind*.
 
@@ -58,6 +62,7 @@ def keys_of(
         kind: a dataclass whose fields say what they mean.
         read: how a field is read that scenarios write otherwise than its annotation says: with a unit, or a word.
         without: fields that are no keys of this section.
+        basic: fields that everybody needs.
     """
     hints, words = get_type_hints(kind, include_extras=True), field_words(kind)
     keys = {}
@@ -65,7 +70,9 @@ def keys_of(
         if item.name not in without:
             parse = (read or {}).get(item.name) or parser_of(hints[item.name])
             meaning = words[item.name].replace("None =", f"{parse.none}:")
-            keys[f"{section}.{key_name(item)}"] = Key(parse=parse, default=item.default, meaning=meaning)
+            keys[f"{section}.{key_name(item)}"] = Key(
+                parse=parse, default=item.default, meaning=meaning, basic=item.name in basic
+            )
     return keys
 
 

@@ -13,7 +13,6 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
-from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS
 from hdpsim.experiments.scenario.values import quantity_schema, range_schema, text
 from hdpsim.experiments.software.choice import software_names
@@ -48,21 +47,14 @@ _SECTION_NEEDS: Mapping[str, Schema] = {
 
 def scenario_schema() -> Schema:
     """JSON Schema (draft 2020-12) of a scenario file."""
-    keys = scenario_keys()
-    properties: Schema = {}
-    required = []
-    for key in keys:
-        if "." not in key.key:
-            properties[key.key] = _property(key)
-            required += [key.key] if key.required else []
+    properties: Schema = {name: _property(name) for name in KEYS if "." not in name}
+    required = [name for name in properties if KEYS[name].required]
     for section in SECTIONS:
-        keys_of_section = {
-            key.key.partition(".")[2]: key for key in keys if key.key.startswith(f"{section}.")
-        }
-        needed = [leaf for leaf, key in keys_of_section.items() if key.required]
+        of_section = {name.partition(".")[2]: name for name in KEYS if name.startswith(f"{section}.")}
+        needed = [leaf for leaf, name in of_section.items() if KEYS[name].required]
         properties[section] = {
             "type": "object" if needed else ["object", "null"],
-            "properties": {leaf: _property(key) for leaf, key in keys_of_section.items()},
+            "properties": {leaf: _property(name) for leaf, name in of_section.items()},
             "additionalProperties": False,
             **({"required": needed} if needed else {}),
             **_SECTION_NEEDS.get(section, {}),
@@ -79,12 +71,13 @@ def scenario_schema() -> Schema:
     }
 
 
-def _property(key: ScenarioKey) -> Schema:
+def _property(name: str) -> Schema:
+    key = KEYS[name]
     described: Schema = {"description": key.described + ("" if key.basic else " (For experts.)")}
-    if key.default not in (None, ""):
-        described["default"] = key.default
-    special = _special(key.key)
-    return {**described, **(KEYS[key.key].parse.schema if special is None else special)}
+    if key.usual not in (None, ""):
+        described["default"] = key.usual
+    special = _special(name)
+    return {**described, **(key.parse.schema if special is None else special)}
 
 
 def _special(key: str) -> Schema | None:

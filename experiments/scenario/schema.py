@@ -15,42 +15,31 @@ from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
-from hdpsim.cost_models.reading.units import DAY_S
-from hdpsim.cost_models.reliability.checkpoint import Readers
-from hdpsim.cost_models.reliability.startup import StartupMethod
 from hdpsim.cost_models.step.loading import DataPipeline
 from hdpsim.errors import StrategyError
 from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
+from hdpsim.experiments.scenario.own_keys import own_keys
 from hdpsim.experiments.scenario.values import (
     REQUIRED,
     Batch,
     Key,
     Parser,
-    auto_time_key,
-    batch,
-    boolean,
     choice,
     integer,
-    interval,
-    lengths,
     number,
     or_word,
     quantity,
-    reference,
     shown,
     some_of,
     text,
-    time_key,
-    tokens,
 )
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
-from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyName, StrategyOptions
-from hdpsim.traces import LongSequencePolicy, shipped_distributions
+from hdpsim.traces import shipped_distributions
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -84,27 +73,17 @@ _BYTES_PER_UNIT = number(RANGES["stack_bytes"])
 """Bytes per parameter or logit, a plain number."""
 
 KEYS: Mapping[str, Key] = {
-    "name": Key(parse=text, default=""),
-    "description": Key(parse=text, default=""),
-    "model": Key(parse=reference),
-    "cluster": Key(parse=reference),
-    "gpus": Key(parse=or_word("auto", integer(RANGES["gpus"])), default=None),
-    "software": Key(parse=text, default=""),
+    **own_keys("head"),
     **layout_keys(),
-    "data.trace": Key(parse=reference, default=None),
-    "data.distribution": Key(parse=text, default=None),
-    "data.lengths": Key(parse=lengths, default=None),
-    "data.batch": Key(parse=batch),
-    "data.context": Key(parse=tokens(RANGES["context_tokens"])),
-    "data.policy": Key(parse=choice(get_args(LongSequencePolicy)), default="chunk"),
-    "data.seed": Key(parse=or_word("none", integer(RANGES["seed"])), default=0),
+    **own_keys("data"),
     **keys_of("data", DataPipeline, {"prefetch_steps": integer(RANGES["prefetch_steps"])}),
     **keys_of(
         "strategy",
         StrategyOptions,
         {"name": strategy_name, "offload_ratio": or_word("auto", number(RANGES["share"]))},
+        basic=("name",),
     ),
-    **keys_of("memory", MemoryOptions, without=("overheads",)),
+    **keys_of("memory", MemoryOptions, without=("overheads",), basic=("must_fit",)),
     **keys_of(
         "memory",
         MemoryOverheads,
@@ -137,8 +116,7 @@ KEYS: Mapping[str, Key] = {
         },
         without=("spans", "record_links", "step", "replication"),
     ),
-    "execution.batches": Key(parse=integer(RANGES["batches"]), default=8),
-    "calibration": Key(parse=text, default="default"),
+    **own_keys("execution"),
     **keys_of(
         "costs",
         CostOptions,
@@ -148,58 +126,18 @@ KEYS: Mapping[str, Key] = {
             "network_w": quantity("power", zero=True),
             "co2_kg_per_kwh": or_word("unknown", quantity("emission", zero=True)),
         },
+        basic=("provider", "usd_per_hour"),
     ),
     **keys_of(
         "run",
         RunOptions,
         {
-            "planning_s": auto_time_key(zero=True).parse,
+            "planning_s": or_word("auto", quantity("time", zero=True)),
             "checkpoint_steps": or_word("never", integer(RANGES["period_steps"])),
         },
         without=("storage_bytes_per_s", "checkpoint_block_s", "checkpoint_upload_s"),
     ),
-    "campaign.duration": time_key(30 * DAY_S),
-    "campaign.seeds": Key(parse=integer(RANGES["seeds"]), default=8),
-    "campaign.seed": Key(parse=integer(RANGES["seed"]), default=0),
-    "campaign.step": auto_time_key(),
-    "campaign.jitter": Key(parse=number(RANGES["jitter"]), default=0.0),
-    "campaign.drift_per_day": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.failures": Key(parse=text, default="llama3"),
-    "campaign.failure_scale": Key(parse=number(RANGES["failure_scale"]), default=1.0),
-    "campaign.heartbeat": time_key(10.0),
-    "campaign.heartbeat_misses": Key(parse=integer(RANGES["misses"]), default=3),
-    "campaign.hang_timeout": time_key(600.0),
-    "campaign.diagnosis": time_key(300.0, zero=True),
-    "campaign.diagnosis_tests": Key(parse=some_of(TESTS), default=TESTS),
-    "campaign.diagnosis_misses": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.diagnosis_false_positives": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.diagnosis_rounds": Key(parse=integer(RANGES["misses"]), default=3),
-    "campaign.fault_recurrence": time_key(1800.0),
-    "campaign.link_flaps_per_day": Key(parse=number(RANGES["per_day"]), default=0.0),
-    "campaign.link_flap_mean": time_key(5.0),
-    "campaign.nccl_timeout": Key(parse=integer(RANGES["nccl_timeout"]), default=20),
-    "campaign.nccl_retries": Key(parse=integer(RANGES["misses"].from_least(0)), default=7),
-    "campaign.adaptive_retransmission": Key(parse=boolean, default=False),
-    "campaign.manual_share": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.manual": time_key(3600.0, zero=True),
-    "campaign.spares": Key(parse=or_word("auto", integer(RANGES["spares"])), default=None),
-    "campaign.repair": time_key(DAY_S),
-    "campaign.scheduling": time_key(60.0, zero=True),
-    "campaign.startup": Key(parse=choice(get_args(StartupMethod)), default="ordered"),
-    "campaign.group_initialisation": auto_time_key(zero=True),
-    "campaign.checkpoint_interval": Key(parse=interval, default="daly"),
-    "campaign.checkpoint_block": auto_time_key(zero=True),
-    "campaign.checkpoint_upload": auto_time_key(zero=True),
-    "campaign.checkpoint_load": auto_time_key(zero=True),
-    "campaign.storage_bandwidth": Key(parse=quantity("bandwidth"), default=100e9),
-    "campaign.readers": Key(parse=choice(get_args(Readers)), default="one-per-group"),
-    "campaign.straggler_share": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.straggler_factor": Key(parse=number(RANGES["slow_factor"]), default=1.1),
-    "campaign.straggler_detection": time_key(3600.0),
-    "campaign.straggler_mttf": Key(parse=or_word("never", quantity("time")), default=None),
-    "campaign.straggler_recovery": Key(parse=or_word("never", quantity("time")), default=None),
-    "campaign.straggler_misses": Key(parse=number(RANGES["share"]), default=0.0),
-    "campaign.straggler_false_positives": Key(parse=number(RANGES["share"]), default=0.0),
+    **own_keys("campaign"),
 }
 
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))

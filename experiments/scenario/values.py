@@ -66,7 +66,7 @@ class Key:
     Attributes:
         parse: how its value is read and written.
         default: our value when the key is absent, or REQUIRED.
-        meaning: what it says, where what it becomes does not tell (key_meanings).
+        meaning: what it says.
         basic: whether everybody needs it, not experts alone.
         needs: what of other keys it needs to have an effect.
     """
@@ -76,6 +76,21 @@ class Key:
     meaning: str = ""
     basic: bool = False
     needs: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is REQUIRED
+
+    @property
+    def usual(self) -> object:
+        """The default as a scenario has it; None where nothing is said by default."""
+        return None if self.required else self.dump(self.default)
+
+    @property
+    def described(self) -> str:
+        """What it means, and what it needs to have an effect."""
+        return self.meaning + (f" Needs {', '.join(self.needs)}." if self.needs else "")
 
     def dump(self, value: object) -> object:
         """From our value back to a YAML value that `parse` accepts."""
@@ -379,16 +394,6 @@ batch = Parser(
     schema={"type": "string", "pattern": rf"^({_TOKENS}|\s*0*[1-9]\d*\s*sequences?\s*)$"},
     dump=str,
 )
-
-
-def time_key(default_s: float, *, zero: bool = False) -> Key:
-    """A key that holds a duration."""
-    return Key(parse=quantity("time", zero=zero), default=default_s)
-
-
-def auto_time_key(*, zero: bool = False) -> Key:
-    """A key that holds a duration or `auto`."""
-    return Key(parse=or_word("auto", quantity("time", zero=zero)), default=None)
 
 
 def _interval(value: object) -> object:

@@ -14,14 +14,12 @@ from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.experiments.scenario.field_keys import layout_keys, parser_of
-from hdpsim.experiments.scenario.key_meanings import ScenarioKey, scenario_keys
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.values import Key
 from hdpsim.ranges import Range
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.without_effect import without_effect
-
-LISTED = {key.key: key for key in scenario_keys()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +53,22 @@ def test_a_new_field_is_a_key_with_a_check_and_words(monkeypatch: pytest.MonkeyP
     assert layouts._switches()["pump_tokens"][:3] == ("pump_tokens", "pumps", "speed_tokens")
 
 
-@pytest.mark.parametrize("key", LISTED.values(), ids=LISTED)
-def test_every_key_says_what_it_takes_and_means(key: ScenarioKey) -> None:
-    assert key.values
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_every_key_says_what_it_takes_and_means(key: Key) -> None:
+    parse = key.parse
+    assert parse.words
     assert key.meaning.endswith(".") and "None =" not in key.meaning  # noqa: PT018
     assert len(key.meaning) < 400
-    if key.default is not None and key.default != "":
-        assert KEYS[key.key].dump(KEYS[key.key].parse(key.default)) == key.default
-    for value in key.choices:
-        assert KEYS[key.key].parse(value) == value
-    if key.choices and key.default is not None:
-        assert key.default in (*key.choices, KEYS[key.key].parse.none)
+    if key.usual is not None and key.usual != "":
+        assert key.dump(parse(key.usual)) == key.usual
+    for value in parse.choices:
+        assert parse(value) == value
+    if parse.choices and key.usual is not None:
+        assert key.usual in (*parse.choices, parse.none)
 
 
 def test_every_switch_of_a_layout_has_its_key() -> None:
-    of_layout = [key.removeprefix("layout.") for key in LISTED if key.startswith("layout.")]
+    of_layout = [key.removeprefix("layout.") for key in KEYS if key.startswith("layout.")]
     assert [FIELDS.get(leaf, leaf) for leaf in of_layout] == list(SWITCHES)
     for group, kind in GROUPS.items():
         for item in fields(kind):  # type: ignore[arg-type]
@@ -79,7 +78,7 @@ def test_every_switch_of_a_layout_has_its_key() -> None:
 
 def test_what_a_key_accepts_a_layout_accepts() -> None:
     for name, found in SWITCHES.items():
-        key = LISTED[f"layout.{name.removesuffix('_tokens')}"]
+        key = KEYS[f"layout.{name.removesuffix('_tokens')}"].parse
         ends = () if key.limits is None else (key.limits.low, key.limits.high)
         for value in (*key.choices, *ends):
             assert Layout(**{name: value}).switch(found.name) == value
@@ -90,7 +89,9 @@ def test_a_switch_whose_needs_are_not_met_is_named() -> None:
     setup = load_scenario("quickstart-8gpu").setup("static")
     for name, found in SWITCHES.items():
         values = [
-            value for value in LISTED[f"layout.{name.removesuffix('_tokens')}"].choices if value is not None
+            value
+            for value in KEYS[f"layout.{name.removesuffix('_tokens')}"].parse.choices
+            if value is not None
         ]
         for need in found.about.needs:
             changed = [setup.layout.changed(**{name: value}) for value in values]
