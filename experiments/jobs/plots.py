@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hdpsim.experiments.output.plots.style import GRID, PALETTE, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, PALETTE, figure_and_axes, headed, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -
             axes.axvline(0, color="#888888", linewidth=0.8)
             axes.grid(axis="x", color=GRID, linewidth=0.7)
             axes.set(xlabel="seconds of a step saved", title=name)
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+        headed(figure, title)
     return figure
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 
-from .style import GRID, INK, PALETTE, count_axis, figure_and_axes, format_count, style
+from .style import GRID, INK, PALETTE, beside, count_axis, figure_and_axes, format_count, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,16 +73,13 @@ def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0]) 
         for row, (_, mean, half) in enumerate(shown):
             axes.barh(row, mean, 0.66, color=colour)
             if half:
-                axes.errorbar(
-                    mean, row, xerr=[[min(half, mean)], [half]], color=INK, capsize=3, linewidth=1.1
-                )
-            axes.annotate(format_count(mean), (mean + (half or 0.0), row), (5, 0), va="center",
-                          textcoords="offset points", fontsize=9)  # fmt: skip
+                reach = [[min(half, mean)], [half]]
+                axes.errorbar(mean, row, xerr=reach, color=INK, capsize=3, linewidth=1.1)
+            beside(axes, format_count(mean), (mean + (half or 0.0), row))
         axes.set_yticks(range(len(shown)), [name for name, _, _ in shown])
         axes.invert_yaxis()
-        axes.set(
-            xlim=(0, 1.12 * max([mean + (half or 0.0) for _, mean, half in shown], default=1.0)), xlabel=axis
-        )
+        longest = max((mean + (half or 0.0) for _, mean, half in shown), default=1.0)
+        axes.set(xlim=(0, 1.12 * longest), xlabel=axis)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.set_title(title)
     return figure

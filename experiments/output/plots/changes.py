@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hdpsim.quoting import shortened
 
-from .style import GRID, INK, PALETTE, figure_and_axes, style
+from .style import GRID, INK, PALETTE, beside, figure_and_axes, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,18 +42,14 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
     with style():
         figure, (axes,) = figure_and_axes(8.5, 1.5 + 0.42 * (len(falls) + 1))
         axes.barh(0, base_s, 0.62, color=_WHOLE)
-        axes.annotate(
-            f"{base_s:.3g} s", (base_s, 0), (5, 0), va="center", textcoords="offset points", fontsize=9
-        )
+        beside(axes, f"{base_s:.3g} s", (base_s, 0))
         for row, ((was, now), fall) in enumerate(zip(pairwise(steps), falls[1:], strict=True), start=1):
             if was is None or now is None:
-                axes.annotate("cannot run" if now is None else "the changes before it cannot run", (0, row), (5, 0),
-                              va="center", textcoords="offset points", fontsize=9)  # fmt: skip
+                beside(axes, "cannot run" if now is None else "the changes before it cannot run", (0, row))
             else:
                 axes.barh(row, now - was, 0.62, left=was, color=_FASTER if now < was else _SLOWER)
                 axes.plot([was, was], [row - 1, row], color=INK, linewidth=0.7)
-                axes.annotate(f"{now - was:+.3g} s", (max(now, was), row), (5, 0), va="center",
-                              textcoords="offset points", fontsize=9)  # fmt: skip
+                beside(axes, f"{now - was:+.3g} s", (max(now, was), row))
             if fall.alone_s is not None:
                 (alone,) = axes.plot([base_s, fall.alone_s], [row + 0.4, row + 0.4], color=INK, linewidth=1.4)
         last = steps[-1]
@@ -61,8 +57,7 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
             if steps[-2] is not None:
                 axes.plot([last, last], [len(falls) - 1, len(falls)], color=INK, linewidth=0.7)
             axes.barh(len(falls), last, 0.62, color=_WHOLE)
-            axes.annotate(f"{last:.3g} s", (last, len(falls)), (5, 0), va="center", textcoords="offset points",
-                          fontsize=9)  # fmt: skip
+            beside(axes, f"{last:.3g} s", (last, len(falls)))
         labels = [shortened(fall.label, _LONGEST_LABEL) for fall in falls]
         axes.set_yticks(range(len(falls) + 1), [*labels, "all together"])
         axes.set_ylim(len(falls) + 0.5, -0.5)

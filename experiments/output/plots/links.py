@@ -10,7 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 
-from .style import GRID, INK, PALETTE, figure_and_axes, style
+from .style import GRID, INK, PALETTE, figure_and_axes, headed, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,13 +61,8 @@ def plot_fabric_load(layers: Sequence[Layer], blocks: Sequence[str], *, title: s
     """Heat maps of the layers above each other, their columns by *blocks* from left to right."""
     heights = [0.55 + 0.13 * len(layer.load) for layer in layers]
     with style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(10.5, 1.5 + sum(heights) + 0.25 * len(layers)), layout="constrained")
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(layers), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-        panels: list[Axes] = list(grid[:, 0])
+        height_in = 1.5 + sum(heights) + 0.25 * len(layers)
+        figure, panels = figure_and_axes(10.5, height_in, len(layers), heights=heights)
         hottest = max((float(np.nanmax(layer.load, initial=0.0)) for layer in layers), default=0.0)
         for axes, layer in zip(panels, layers, strict=True):
             rows, columns = layer.load.shape
@@ -79,9 +74,7 @@ def plot_fabric_load(layers: Sequence[Layer], blocks: Sequence[str], *, title: s
             for edge in np.linspace(0.0, len(blocks), layer.groups + 1)[1:-1]:
                 axes.axvline(edge, color=_EDGE, linewidth=0.8 if layer.groups <= _MOST_LABELS else 0.3)
             numbers = [0] if rows == 1 else [0, rows - 1]
-            axes.set_yticks(
-                np.array(numbers) + 0.5, [str(number) for number in numbers] if rows > 1 else [""]
-            )
+            axes.set_yticks(np.array(numbers) + 0.5, map(str, numbers) if rows > 1 else [""])
             axes.set_ylabel(layer.row)
             axes.set_title(layer.name, fontsize=10, fontweight="normal")
             axes.set_xticks([])
@@ -90,7 +83,7 @@ def plot_fabric_load(layers: Sequence[Layer], blocks: Sequence[str], *, title: s
         shown = range(0, len(blocks), every)
         panels[-1].set_xticks([block + 0.5 for block in shown], [blocks[block] for block in shown])
         panels[-1].set_xlabel("block")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, title)
         _colour_bar(figure, shades, panels)
     return figure
 
@@ -124,12 +117,8 @@ def plot_ring_hops(
         every = -(-len(hops) // _MOST_HOPS_NAMED)
         axes.set_xticks(places[::every], [hops[place] for place in places[::every]])
         axes.tick_params(axis="x", rotation=50 if max(map(len, hops), default=0) * len(hops) > 90 else 0)
-        axes.set(
-            xlabel="hop, from rank to rank (no bar: inside a node)",
-            ylabel=unit,
-            title=title,
-            ylim=(0, 1.08 * took_s * scale),
-        )
+        hop = "hop, from rank to rank (no bar: inside a node)"
+        axes.set(xlabel=hop, ylabel=unit, title=title, ylim=(0, 1.08 * took_s * scale))
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         figure.legend(loc="outside lower center", ncols=4)
     return figure

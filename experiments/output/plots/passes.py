@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, style
+from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, headed, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,16 +112,8 @@ def plot_passes(rows: Rows) -> Figure:
                     bars.setdefault((kind, colour), []).append(_box(place, start, seconds))
         for (kind, colour), boxes in bars.items():
             # One collection for each kind: thousands of single bars would take seconds and megabytes.
-            axes.add_collection(
-                PolyCollection(
-                    boxes,
-                    facecolor=colour,
-                    edgecolor="white",
-                    linewidth=0.2,
-                    hatch=HATCHES.get(kind),
-                    label=kind,
-                )
-            )
+            look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.2}
+            axes.add_collection(PolyCollection(boxes, hatch=HATCHES.get(kind), label=kind, **look))
         axes.set_xlim(0.0, max(float(str(row["end_s"])) for row in rows))
         axes.set(xlabel="seconds since the step began", title="")
         axes.set_yticks(range(len(names)), names)
@@ -130,11 +122,5 @@ def plot_passes(rows: Rows) -> Figure:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         kinds = [kind for kind in (*COMPUTE, *OTHERS) if kind in handles]
         figure.legend([handles[kind] for kind in kinds], kinds, loc="outside lower center", ncols=6)
-        figure.suptitle(
-            "Passes of chosen ranks in the step of the first batch",
-            x=0.01,
-            ha="left",
-            fontsize=11,
-            fontweight="bold",
-        )
+        headed(figure, "Passes of chosen ranks in the step of the first batch")
     return figure

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .style import INK, PALETTE, figure_and_axes, style
+from hdpsim.arrays import Floats, Ints
+
+from .style import INK, PALETTE, figure_and_axes, headed, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MOST_ROWS = 512
 """Ranks drawn; of more, every so many-th."""
@@ -33,7 +31,7 @@ def plot_plan_work(slot_s: Floats, waiting: Floats, *, title: str) -> Figure:
         figure, (left, right) = figure_and_axes(11.0, 4.8, columns=2)
         _heat(figure, left, slot_s, label="seconds, forward and backward", colours="viridis_r", low=0.0)
         left.set(xlabel="slot (order on a rank)", title="Work of ranks and slots")
-        figure.suptitle(f"{title}: its plan", x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, f"{title}: its plan")
         _heat(
             figure, right, waiting, label="share of the step waiting", colours="magma_r", low=0.0, share=True
         )
@@ -70,14 +68,9 @@ def plot_plan_groups(
                 if share > 0:
                     left.text(place + shift, share, f"{share:.0%}", ha="center", va="bottom", fontsize=8)
         left.set_xticks(known, [f"{2**one:,}" for one in known])
-        left.set(
-            xlabel="ranks in the group (up to)",
-            ylabel="share",
-            ylim=(0, 1.25),
-            title="Groups by size",
-        )
+        left.set(xlabel="ranks in the group (up to)", ylabel="share", ylim=(0, 1.25), title="Groups by size")
         left.legend(loc="upper left", ncols=2)
-        figure.suptitle(f"{title}: its groups of ranks", x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, f"{title}: its groups of ranks")
         largest = float(np.nanmax(slot_sizes))
         _heat(
             figure, right, slot_sizes, label="ranks in the group", colours="YlGnBu", low=1.0, log=largest > 1

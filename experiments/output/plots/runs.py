@@ -19,6 +19,7 @@ from .style import (
     figure_and_axes,
     format_count,
     format_tokens,
+    headed,
     marker_of,
     style,
 )
@@ -105,7 +106,7 @@ def plot_scaling(
         count_axis(left.yaxis)
         left.set(ylabel="throughput (tokens/s)", title="In all")
         words = "; %: of its own start" + (f"; bars: {what}" if known_bars else "")
-        figure.suptitle(title + words, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, title + words)
         left.legend()
         right.set_ylim(bottom=0)
         right.margins(y=0.15)
@@ -264,7 +265,7 @@ def plot_beside_paper(
             point[2] is not None for lines in panels.values() for row in lines.values() for point in row
         )
         _legend_below(figure, look, published=published)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, title)
     return figure
 
 

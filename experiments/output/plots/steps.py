@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .style import ACCOUNT_SHADES, INK, PALETTE, figure_and_axes, style
+from .style import ACCOUNT_SHADES, INK, PALETTE, figure_and_axes, headed, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,5 @@ def plot_steps(
         )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=4)
-        figure.suptitle(
-            f"{title}: steps, and what they wait for", x=0.01, ha="left", fontsize=11, fontweight="bold"
-        )
+        headed(figure, f"{title}: steps, and what they wait for")
     return figure

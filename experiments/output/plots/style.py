@@ -95,17 +95,8 @@ _GROUPS = {"ring_merge": "compute", "host": "overhead"}
 _WAITING = ("wait", "bubble", "idle")
 _OVERHEAD = ("data", "optimizer", "planning", "launch", "loading")
 _COMMUNICATION = (
-    "gather",
-    "scatter",
-    "reduce",
-    "all_to_all",
-    "ring",
-    "transfer",
-    "sync",
-    "send",
-    "comm",
-    "offload",
-)
+    "gather", "scatter", "reduce", "all_to_all", "ring", "transfer", "sync", "send", "comm", "offload"
+)  # fmt: skip
 
 
 @contextmanager
@@ -118,16 +109,33 @@ def style() -> Iterator[None]:
 
 
 def figure_and_axes(
-    width_in: float, height_in: float, rows: int = 1, columns: int = 1, *, share_y: bool = False
+    width_in: float,
+    height_in: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    share_y: bool = False,
+    heights: Sequence[float] = (),
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure without any window behind it, and its axes in reading order."""
+    """Return a figure without any window behind it, and its axes in reading order; *heights*: of rows, if unequal."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    ratios = list(heights) or None
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y, height_ratios=ratios)
     return figure, [axes for row in grid for axes in row]
+
+
+def headed(figure: Figure, title: str) -> None:
+    """Give a figure of several panels its title."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+
+
+def beside(axes: Axes, text: str, point: tuple[float, float], *, size: float = 9) -> None:
+    """Write *text* to the right of a point."""
+    axes.annotate(text, point, (5, 0), va="center", textcoords="offset points", fontsize=size)
 
 
 def captioned(figure: Figure, lines: Sequence[str]) -> Figure:
@@ -189,9 +197,8 @@ def svg_of(figure: Figure) -> str:
 def _draw(figure: Figure, target: IO[Any], kind: str) -> None:
     metadata = {"Date": None, "Creator": "hdpsim"} if kind == "svg" else {"Software": "hdpsim"}
     with style(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph"
-        )  # a character of a name that the font has not: a box is drawn
+        # of a character of a name that the font has not a box is drawn
+        warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(target, format=kind, dpi=150, metadata=metadata)
 
 

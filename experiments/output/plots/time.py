@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .style import ACCOUNT_SHADES, INK, account_colours, account_group, figure_and_axes, readable_name, style
+from .style import (
+    ACCOUNT_SHADES,
+    INK,
+    account_colours,
+    account_group,
+    figure_and_axes,
+    headed,
+    readable_name,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -118,7 +127,7 @@ def plot_rank_step_time(
             axes.set_ylim(bottom=0)
             _mean_line(axes, compute)
         panels[0].set_ylabel("seconds in one step")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        headed(figure, title)
         handles: dict[str, Artist] = {}
         for axes in panels:
             handles.update({str(a.get_label()): a for a in axes.get_legend_handles_labels()[0]})
