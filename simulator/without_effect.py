@@ -93,6 +93,10 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
         "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1",
         _keys("memory", "gather_buffer_bytes"),
     )
+    whole = "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3"
+    yield whole, _keys("memory", "sixteen_bit_shards")
+    piped = "" if layout.parallel.pp == 1 else "a pipeline has several micro-batches in a step"
+    yield piped, _keys("memory", "gradients_freed")
 
 
 def _of_recomputation(setup: Setup) -> Iterator[Rule]:

@@ -31,6 +31,10 @@ class MemoryOverheads(Checked):
             holds.
         ring_steps_kept: a ring (cp_kind: ring) keeps keys and values, output and log-sum-exp of every step until its
             forward ends (Transformer Engine).
+        sixteen_bit_shards: weights cut over all ranks (zero3) are kept in 16 bits beside the optimizer's in 32; off
+            where the 32-bit shards are the only ones and are cast whenever they are gathered (PyTorch's FSDP).
+        gradients_freed: no gradient is there between steps (PyTorch's zero_grad sets them to None). In a step of one
+            micro-batch they then grow while its activations go.
         bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
             gradients.
         loose_gradient_bytes: bytes per parameter of the layer (or head) at work, gradients not yet added up.
@@ -55,6 +59,8 @@ class MemoryOverheads(Checked):
     unfused_copies: bool = False
     rotary_tables: bool = False
     ring_steps_kept: bool = False
+    sixteen_bit_shards: bool = True
+    gradients_freed: bool = False
     bucket_bytes: Amount = 0.0
     loose_gradient_bytes: Amount = 0.0
     gather_buffer_bytes: Amount = 0.0

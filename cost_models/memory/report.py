@@ -55,7 +55,8 @@ class MemoryReport:
     Attributes:
         stage: the pipeline stage.
         tokens_per_rank: tokens of a micro-batch on one rank (its whole TP group).
-        weights, gradients, optimizer, gathered: the states (see StateBytes).
+        weights, gradients, optimizer, gathered: the states (see StateBytes); gradients that grow while activations go
+            (MemoryOverheads.gradients_freed) as far as they exceed activations and head.
         activations: kept by all micro-batches in flight, without what is offloaded.
         head: final norm, logits and loss (last stage).
         working_set: gradients and gathered inputs of the layer at work and ring buffers, as far as they exceed the
@@ -236,8 +237,8 @@ def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load)
     empty, one = _stage_report(job, stage, no_step), _stage_report(job, stage, one_step)
     if not one.fits:
         raise _out_of_memory(job.model, job.layout, one)
-    fixed = empty.total_bytes - empty.update
-    steps = int((one.capacity_bytes - fixed) / (one.total_bytes + one.run_ahead - one.update - fixed))
+    fixed, with_one = (_growing_with_tokens(job, report) for report in (empty, one))
+    steps = int((one.capacity_bytes - fixed) / (with_one + one.run_ahead - fixed))
     if one.host_bytes > empty.host_bytes:
         spare = one.host_capacity_bytes - empty.host_bytes
         steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
@@ -252,6 +253,12 @@ def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load)
             + 1
         )
     return max(1, steps)
+
+
+def _growing_with_tokens(job: _Job, report: MemoryReport) -> float:
+    """Total without what more tokens would make smaller: it is a line of the tokens."""
+    shrinking = report.update + (report.gradients if _gradients_grow(job) else 0.0)
+    return report.total_bytes - shrinking
 
 
 class _TokenBytes(NamedTuple):
@@ -406,6 +413,9 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
     on_gpu = share * held + gathered
     moving = on_gpu + head + working_set
+    gradients = states.gradients
+    if _gradients_grow(job):
+        gradients = max(0.0, gradients - on_gpu - head)
     run_ahead = 0.0
     if extra.host_run_ahead:
         layers = _run_ahead_layers(layout.parallel, stage)
@@ -414,7 +424,7 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         stage=stage.number,
         tokens_per_rank=tokens,
         weights=states.weights,
-        gradients=states.gradients,
+        gradients=gradients,
         optimizer=states.optimizer,
         gathered=states.gathered,
         activations=on_gpu,
@@ -429,6 +439,14 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         update=max(0.0, states.update - moving),
         run_ahead=run_ahead,
     )
+
+
+def _gradients_grow(job: _Job) -> bool:
+    """Whether all gradients of a step are made while the activations of its one micro-batch go.
+
+    Both change evenly from layer to layer, so the sum is greatest where the backward begins or where it ends.
+    """
+    return job.overheads.gradients_freed and job.micro_batches == 1 and job.layout.parallel.pp == 1
 
 
 def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> float:

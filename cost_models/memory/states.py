@@ -43,7 +43,8 @@ def state_bytes(
 
         bytes per parameter: weights 2, gradients 4 (or 2), optimizer 12; d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
-        zero3 18/d (+ two whole layers' weights and one's gradients while they are at work)
+        zero3 18/d (+ two whole layers' weights and one's gradients while they are at work); 16/d where shards have
+        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d)
 
     d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
@@ -69,9 +70,11 @@ def state_bytes(
     trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
     unit = min(shard.largest_unit, shard.total)
     one = unit * (1.0 - 1.0 / copies)
-    two = min(2 * shard.largest_unit, shard.total) * (1.0 - 1.0 / copies)
+    pair = min(2 * shard.largest_unit, shard.total)
+    two = pair * (1.0 - 1.0 / copies)
     gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
-    gathered += WEIGHT_BYTES * two if level >= 3 else 0.0
+    if level >= 3:
+        gathered += WEIGHT_BYTES * (two if extra.sixteen_bit_shards else pair)
     eight_bit = (
         extra.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
         if layout.precision.products != "bf16" and level < 3
@@ -79,8 +82,9 @@ def state_bytes(
     )
     buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     optimizer = trained * OPTIMIZER_BYTES * spread(1)
+    kept = WEIGHT_BYTES if level < 3 or extra.sixteen_bit_shards or model.frozen else 0.0
     return StateBytes(
-        weights=WEIGHT_BYTES * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
+        weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
         gradients=trained
         * (layout.precision.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,

@@ -82,6 +82,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.selective_keeps": ("share", "queries_keys_values"),
     "memory.rotary_tables": ("false", "true"),
     "memory.ring_steps_kept": ("false", "true"),
+    "memory.sixteen_bit_shards": ("true", "false"),
+    "memory.gradients_freed": ("false", "true"),
     "memory.bucket_bytes": ("0", "2"),
     "memory.loose_gradient_bytes": ("0", "2"),
     "memory.gather_buffer_bytes": ("0", "2"),
