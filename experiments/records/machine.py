@@ -1,24 +1,13 @@
-"""What a record says of its machines: the node of a cloud, the network of a server."""
+"""What a record says of the network of its servers."""
 
 from __future__ import annotations
 
 import re
 
-from hdpsim.cost_models.hardware import catalog
 from hdpsim.experiments.software.run import RunConfig
 
-_CLOUD_NODES = ((re.compile(r"\bAWS p5\b|\bEFA\b"), "H100-SXM-80G", "p5-h100-80gb"),)
 _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")
 _GPUS_OF_A_SERVER = 8
-
-
-def node_of_cloud(config: RunConfig) -> str | None:
-    """The catalog's node of the cloud that the notes name."""
-    gpu = catalog.gpu(config.gpu).name
-    for pattern, of_gpu, name in _CLOUD_NODES:
-        if catalog.gpu(of_gpu).name == gpu and pattern.search(config.notes):
-            return name
-    return None
 
 
 def nic_gbps(config: RunConfig) -> float | None:

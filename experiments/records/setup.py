@@ -16,7 +16,7 @@ from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.records.machine import collective_share, nic_gbps, node_of_cloud
+from hdpsim.experiments.records.machine import collective_share, nic_gbps
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
 from hdpsim.experiments.software.facts import Run, hybrid_model, known_model, latent_model, named_model
@@ -318,8 +318,9 @@ def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
 def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
     config = run.config
-    cloud = node_of_cloud(config)
-    node = catalog.node(cloud) if cloud else catalog.node_with(catalog.gpu(config.gpu).name)
+    cloud = setting_of(run, "node")
+    node = catalog.node(str(cloud.value)) if cloud else catalog.node_with(catalog.gpu(config.gpu).name)
+    assumptions += [cloud.words] if cloud and cloud.words else []
     domain = node.gpus
     if domain <= MOST_OF_A_SERVER and config.gpus_per_node:
         domain = min(domain, config.gpus_per_node)

@@ -73,3 +73,17 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
     found = setting_of(run, "tensor_boost")
     assert (found is not None) is boosted
     assert found is None or bool(found.words) is (found.kind != "stated")
+
+
+@pytest.mark.parametrize(
+    ("stated", "node"),
+    [
+        ({"gpu": "H100-SXM-80G", "notes": "AWS p5, 32 x EFA"}, "p5-h100-80gb"),
+        ({"gpu": "A100-80G-SXM", "notes": "EFA"}, None),
+        ({"gpu": "H100-SXM-80G", "notes": "AWS p5e"}, None),
+        ({"gpu": "A100-40G-SXM", "family": "pythia"}, "p4d"),
+    ],
+)
+def test_nodes_of_clouds(stated: dict[str, Any], node: str | None) -> None:
+    found = setting_of(Run(RunConfig(**stated)), "node")
+    assert (found and found.value) == node

@@ -43,6 +43,7 @@ READINGS = {
     "flop_convention",
     "interleaves",
     "memory_gauge",
+    "node",
     "memory_stage",
     "not_modelled",
     "recompute",
