@@ -181,16 +181,7 @@ def _study(
         times = (reached_s(result, tokens) for result in study.results)
         seconds = [at for at in times if at is not None]
         if len(seconds) == len(study.results):
-            costs = study.costs
-            target = Target(
-                tokens=tokens,
-                seconds=estimate(seconds),
-                gpus=costs.gpus,
-                price=costs.price,
-                power=costs.power,
-                co2_kg_per_kwh=costs.co2_kg_per_kwh,
-            )
-            return replace(study, target=target)
+            return replace(study, target=study.costs.target(tokens, estimate(seconds)))
         duration_s *= 2.0
     raise InfeasibleError(
         f"{large_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,22 +173,8 @@ def plan_values(
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
     unplanned = sum(rates) - planned
     evicting = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.evict)
-    handling = Handling(
-        heartbeat_s=values["heartbeat"],
-        heartbeat_misses=values["heartbeat_misses"],
-        hang_timeout_s=values["hang_timeout"],
-        diagnosis_s=values["diagnosis"],
-        manual_share=values["manual_share"],
-        manual_s=values["manual"],
-        repair_s=values["repair"],
-        diagnosis_tests=tuple(test for test in TESTS if test in values["diagnosis_tests"]),
-        diagnosis_misses=values["diagnosis_misses"],
-        diagnosis_false_positives=values["diagnosis_false_positives"],
-        fault_recurrence_s=values["fault_recurrence"],
-        diagnosis_rounds=values["diagnosis_rounds"],
-        straggler_misses=values["straggler_misses"],
-        straggler_false_positives=values["straggler_false_positives"],
-    )
+    tests = tuple(test for test in TESTS if test in values["diagnosis_tests"])
+    handling = Handling(**{**_stated(Handling, values), "diagnosis_tests": tests})
     alarms_per_s = cluster.nodes * handling.straggler_false_positives / values["straggler_detection"]
     wrong_per_s = (
         unplanned * cluster.nodes * handling.diagnosis_false_positives * len(handling.diagnosis_tests)
@@ -204,30 +190,22 @@ def plan_values(
     slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
     if stragglers and not slow_steps:
         slow_steps = _slow_steps(scenario, values["straggler_factor"])
-    setup = CampaignSetup(
-        duration_s=values["duration"],
-        nodes=cluster.nodes,
-        links_per_node=cluster.node.nics,
-        step_s=step_s,
-        tokens_per_step=tokens,
-        steps_per_checkpoint=steps,
-        block_s=block,
-        upload_s=upload,
-        load_s=load,
-        scheduling_s=values["scheduling"],
-        group_initialisation_s=groups,
-        jitter=values["jitter"],
-        drift_per_day=values["drift_per_day"],
-        failures=profile,
-        failure_scale=values["failure_scale"],
-        handling=handling,
-        spares=_spares(values["spares"], away),
-        straggler_share=values["straggler_share"],
-        slow_steps=slow_steps,
-        straggler_detection_s=values["straggler_detection"],
-        straggler_mttf_s=values["straggler_mttf"],
-        straggler_recovery_s=values["straggler_recovery"],
-    )
+    derived = {
+        "nodes": cluster.nodes,
+        "links_per_node": cluster.node.nics,
+        "step_s": step_s,
+        "tokens_per_step": tokens,
+        "steps_per_checkpoint": steps,
+        "block_s": block,
+        "upload_s": upload,
+        "load_s": load,
+        "group_initialisation_s": groups,
+        "failures": profile,
+        "handling": handling,
+        "spares": _spares(values["spares"], away),
+        "slow_steps": slow_steps,
+    }
+    setup = CampaignSetup(**{**_stated(CampaignSetup, values), **derived, "seed": (0, 0)})
     ettr, valid, restart = _closed_form(setup, rates, unplanned, planned)
     return CampaignPlan(
         setup=setup,
@@ -253,6 +231,12 @@ def campaign_values(scenario: Scenario) -> dict[str, Any]:
         for name, key in KEYS.items()
         if name.startswith(prefix)
     }
+
+
+def _stated(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a dataclass that are keys of the `campaign` section, those in seconds without their unit."""
+    keys = {field.name: field.name.removesuffix("_s") for field in fields(kind)}
+    return {name: values[key] for name, key in keys.items() if key in values}
 
 
 def _given(value: float | None, derived: Callable[[], float]) -> float:

@@ -14,12 +14,13 @@ import numpy as np
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.throughput import RunningThroughput
-from hdpsim.experiments.parallel.dispatch import dispatch
+from hdpsim.experiments.parallel.dispatch import in_order
 from hdpsim.experiments.scenario.data_use import LongSequences
+from hdpsim.experiments.studies.steps.many_steps import prepare_numbered
 from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.run.clock import RunStep, run_of
 from hdpsim.simulator.run.options import RunOptions
-from hdpsim.simulator.run.prepared import PreparedStep, prepare_step
+from hdpsim.simulator.run.prepared import PreparedStep
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues
 from hdpsim.traces import (
@@ -118,10 +119,8 @@ def _prepare(
     numbered: tuple[int, Lengths], setup: Setup, options: RunOptions, mesh_degree: int | None
 ) -> PreparedStep | InfeasibleError:
     """One step in a worker."""
-    number, lengths = numbered
     try:
-        step = prepare_step(setup.at_step(number), lengths, options, mesh_degree=mesh_degree)
-        return replace(step, program=None)
+        return replace(prepare_numbered(numbered, setup, options, mesh_degree), program=None)
     except InfeasibleError as error:
         return error
 
@@ -300,26 +299,18 @@ def _in_order(
     batches: _Batches, steps: int | None, setup: Setup, options: RunOptions, engine: Engine
 ) -> Iterator[tuple[GlobalBatch, PreparedStep]]:
     """Batches with their steps, in order; steps that are prepared early wait."""
-    early: dict[int, PreparedStep | InfeasibleError] = {}
-    following = 0
     asked = islice(iter(batches), steps)
     first = list(islice(asked, 1))
-    finished = dispatch(
+    prepared = in_order(
         engine,
         partial(_prepare, setup=setup, options=options, mesh_degree=_mesh_degree(setup, first)),
         enumerate(chain(first, asked)),
         window=LOOK_AHEAD * engine.slots,
     )
-    for task in finished:
-        if task.killed:
-            raise UserInputError(f"step {task.number + 1}: {task.killed}")
-        early[task.number] = task.value
-        while following in early:
-            step = early.pop(following)
-            if isinstance(step, InfeasibleError):
-                raise InfeasibleError(f"step {following + 1} cannot run: {step}")
-            yield batches.given.pop(following), step
-            following += 1
+    for number, step in enumerate(prepared):
+        if isinstance(step, InfeasibleError):
+            raise InfeasibleError(f"step {number + 1} cannot run: {step}")
+        yield batches.given.pop(number), step
 
 
 def _mesh_degree(setup: Setup, first: list[Lengths]) -> int | None:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Document, OutputFile
 from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
     PALETTE,
     count_axis,
     figure_and_axes,
-    readable_name,
     style,
 )
 from hdpsim.experiments.output.statistics import Estimate, fixed, with_interval
 from hdpsim.experiments.output.words import large_amount
-from hdpsim.experiments.studies.cost_to_target import Target, mean_price
-from hdpsim.experiments.studies.report import band_line, mfu_note, scenario_document
+from hdpsim.experiments.studies.cost_to_target import Costs, Target, mean_price
+from hdpsim.experiments.studies.report import band_line, mean_step_table, mfu_note, scenario_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 MOST_DOTS = 2000
-MOST_ACCOUNTS = 10
 
 _SERIES = (
     "tokens", "sequences", "step_s", "waited_s", "tokens_per_s", "mfu", "mean_tokens_per_s", "mean_ci95",
@@ -40,11 +38,15 @@ def replay_document(replay: DatasetReplay) -> Document:
     """Everything about a replay, also of one that was interrupted."""
     scenario = replay.scenario
     lines, errors = replay_lines(replay), () if replay.error is None else (str(replay.error),)
+    accounts = (mean_step_table(replay.account_s, sum(replay.account_s.values())),) if replay.steps else ()
     document = scenario_document(
         "replay",
         scenario,
         replay_json(replay),
-        blocks=("\n".join(lines), *((replay_table(replay),) if replay.steps else ())),
+        blocks=(
+            "\n".join(lines),
+            *accounts,
+        ),
         notes=_notes(replay) if replay.steps else (),
         files=_step_files(replay) if replay.steps else (),
         bands=(replay.band,),
@@ -53,18 +55,15 @@ def replay_document(replay: DatasetReplay) -> Document:
 
 
 def _notes(replay: DatasetReplay) -> tuple[str, ...]:
-    return (*band_line(replay.band), mfu_note(replay.scenario), training_of(replay).price.note)
+    return (*band_line(replay.band), mfu_note(replay.scenario), training_of(replay).costs.price.note)
 
 
 def training_of(replay: DatasetReplay) -> Target:
     """What the replayed tokens take and cost: as long as it says, so without an interval."""
-    cluster = replay.scenario.cluster
-    return Target(
-        tokens=replay.throughput.tokens,
-        seconds=fixed(replay.throughput.seconds),
-        gpus=cluster.gpus,
-        price=mean_price(cluster, replay.scenario.costs),
-    )
+    cluster, throughput = replay.scenario.cluster, replay.throughput
+    price = mean_price(cluster, replay.scenario.costs)
+    costs = Costs(price=price, power=None, gpus=cluster.gpus, tokens_per_s=throughput.tokens_per_s)
+    return costs.target(throughput.tokens, fixed(throughput.seconds))
 
 
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:
@@ -162,22 +161,6 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
             "the order is that of the file."
         )
     return lines
-
-
-def replay_table(replay: DatasetReplay) -> Table[tuple[str, float]]:
-    """Where the time of a mean step goes."""
-    total = sum(replay.account_s.values())
-    largest = sorted(replay.account_s.items(), key=lambda item: -item[1])
-    rows = [(readable_name(name), seconds) for name, seconds in largest[:MOST_ACCOUNTS] if seconds > 0]
-    rest = total - sum(seconds for _, seconds in rows)
-    if rest > 1e-12 * total:
-        rows.append(("the rest", rest))
-    columns: tuple[Column[tuple[str, float]], ...] = (
-        Column("account", lambda row: row[0]),
-        Column("seconds", lambda row: row[1], heading="s", format=".3f"),
-        Column("share", lambda row: row[1] / total, format=".1%"),
-    )
-    return Table(title="Where the time goes (mean step)", columns=columns, rows=rows)
 
 
 def plot_replay(replay: DatasetReplay) -> Figure:

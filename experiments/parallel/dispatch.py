@@ -135,6 +135,29 @@ def dispatch(
             future.cancel()
 
 
+def in_order(
+    engine: Engine,
+    function: Callable[[Arguments], Any],
+    steps: Iterable[Arguments],
+    *,
+    window: int | None = None,
+) -> Iterator[Any]:
+    """What *function* returns of every step, in their order; those that end early wait.
+
+    Raises:
+        UserInputError: a step was given up.
+    """
+    early: dict[int, Any] = {}
+    following = 0
+    for task in dispatch(engine, function, steps, window=window):
+        if task.killed:
+            raise UserInputError(f"step {task.number + 1}: {task.killed}")
+        early[task.number] = task.value
+        while following in early:
+            yield early.pop(following)
+            following += 1
+
+
 def _died(future: Future[Any], engine: Engine) -> bool:
     """Whether the future has no result because its worker died."""
     return future.cancelled() or isinstance(future.exception(), (*engine.deaths, CancelledError))

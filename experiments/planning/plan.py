@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
@@ -25,8 +25,8 @@ from hdpsim.experiments.planning.search.evaluation import (
     Objective,
     score_of,
 )
-from hdpsim.experiments.planning.search.search import BEST, Found, Progress, search
-from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES, space_of
+from hdpsim.experiments.planning.search.search import Found
+from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.report import saved_words
@@ -35,7 +35,6 @@ from hdpsim.experiments.studies.report import headline, one_line
 
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
-    from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
 
 _GIB = 2.0**30
@@ -131,75 +130,14 @@ def open_scenario(source: ScenarioSource, overrides: tuple[str, ...] = ()) -> tu
         return load_scenario(source, (*overrides, *others)), one_line(str(error))
 
 
-def plan(
-    scenario: Scenario,
-    *,
-    own_reason: str = "",
-    pinned: Sequence[str] = (),
-    gpus: Sequence[int] = (),
-    gpu_types: Sequence[str] = (),
-    objective: str = "tokens_per_s",
-    budget_s: float | None = None,
-    searched: Sequence[str] = (),
-    tokens: float | None = None,
-    batches: int | None = None,
-    count: int = BEST,
-    headroom: float | None = None,
-    workers: int | None = None,
-    engine: Engine | None = None,
-    progress: Progress = lambda done, total, words: None,
-) -> Found:
-    """Search what a command line asks for; see `search`.
-
-    Args:
-        scenario: what was asked about.
-        own_reason: why it cannot run as it is, where that is known.
-        pinned: ``key=value`` changes that were made to it: their keys stay.
-        gpus: numbers of GPUs; none: the scenario's.
-        gpu_types: GPUs of the catalog; none: the scenario's.
-        objective: what is best.
-        budget_s: seconds after which nothing new is begun.
-        searched: ``key=a,b``: what is tried of a key.
-        tokens: of a target; `time_to_train` needs it.
-        batches: how many global batches.
-        count: how many best candidates.
-        headroom: see search; None: what published peaks say.
-        workers: processes; None: one per processor, if the space is large.
-        engine: where candidates are replayed, instead of *workers*.
-        progress: told after every layout.
-
-    Raises:
-        UserInputError: options that contradict each other or the catalog.
-        InfeasibleError: nothing can run.
-    """
-    if objective == "time_to_train" and tokens is None:
-        raise UserInputError("--objective time_to_train: say how many tokens with --tokens, such as 300B")
-    _check_prices(scenario, objective, gpu_types)
-    space = space_of(
-        scenario,
-        gpus=gpus,
-        gpu_types=gpu_types,
-        pinned=[parse_override(text)[0] for text in pinned],
-        values=dict(map(_values, searched)),
-    )
-    found = search(
-        scenario, space, cast("Objective", objective), budget_s, progress,
-        batches=batches, count=count,
-        headroom=shipped_margin().headroom if headroom is None else headroom,
-        workers=workers, engine=engine, own_reason=own_reason,
-    )  # fmt: skip
-    if not found.best:
-        raise nothing_runs(scenario, found)
-    return found
-
-
-def _values(text: str) -> tuple[str, tuple[object, ...]]:
+def searched_values(text: str) -> tuple[str, tuple[object, ...]]:
     """The key and the values of `--search layout.tp=1,2,4`."""
     key, _, values = text.partition("=")
     return key.strip(), tuple(parse_override(f"{key}={value}")[1] for value in values.split(","))
 
 
-def _check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) -> None:
+def check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) -> None:
+    """Refuse one price for several types of GPUs, and money as the objective where a price is unknown."""
     if scenario.costs.usd_per_hour is not None and len(gpu_types) > 1:
         raise UserInputError(
             f"costs.price says one price for {', '.join(gpu_types)}; leave it out, or plan for one GPU at a time"

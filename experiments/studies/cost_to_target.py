@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,6 +171,11 @@ class Costs:
             return None
         return self.power.facility_w * tokens / self.tokens_per_s / JOULE_PER_KWH
 
+    def target(self, tokens: float, seconds: Estimate) -> Target:
+        """What so many tokens cost that take so long."""
+        costs = replace(self, tokens_per_s=tokens / seconds.mean)
+        return Target(tokens=tokens, seconds=seconds, costs=costs)
+
     def co2_kg(self, tokens: float) -> float | None:
         """Emissions of that energy; None where nobody said what a kWh emits."""
         kwh = self.kwh(tokens)
@@ -226,36 +231,22 @@ def costs_of(outcome: Outcome, costs: CostOptions) -> Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A number of tokens, and what they take."""
+    """A number of tokens, the time they take, and what that costs at the mean rate."""
 
     tokens: float
     seconds: Estimate
-    gpus: int
-    price: Price
-    power: Power | None = None
-    """Mean over all the time; None where no step was simulated."""
-    co2_kg_per_kwh: float | None = None
-
-    @property
-    def costs(self) -> Costs:
-        """Money and energy at the mean rate."""
-        return Costs(
-            price=self.price,
-            power=self.power,
-            gpus=self.gpus,
-            tokens_per_s=self.tokens / self.seconds.mean,
-            co2_kg_per_kwh=self.co2_kg_per_kwh,
-        )
+    costs: Costs
 
     @property
     def gpu_hours(self) -> float:
         """All GPUs, all the time."""
-        return self.seconds.mean / HOUR_S * self.gpus
+        return self.seconds.mean / HOUR_S * self.costs.gpus
 
     @property
     def usd(self) -> float | None:
         """Their typical price; None where it is unknown."""
-        return None if self.price.usd_per_hour is None else self.gpu_hours * self.price.usd_per_hour
+        hourly = self.costs.price.usd_per_hour
+        return None if hourly is None else self.gpu_hours * hourly
 
     @property
     def kwh(self) -> float | None:
@@ -285,5 +276,5 @@ class Target:
             "usd_range": self.costs.usd(self.tokens),
             "kwh": self.kwh,
             "co2_kg": self.costs.co2_kg(self.tokens),
-            "price": self.price.document(),
+            "price": self.costs.price.document(),
         }

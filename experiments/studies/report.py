@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Comparison, Outcome
     from hdpsim.experiments.studies.cost_to_target import Target
 
+
+WORTH_A_ROW = 5e-4
+"""Share of a step from which an account has a row of its own."""
 
 _AccountRow = tuple[str, list[float]]
 """An account and its seconds of a step, strategy by strategy."""
@@ -283,8 +286,8 @@ def account_table(outcomes: Iterable[Outcome]) -> Table[_AccountRow]:
         name: max(row.get(name, 0.0) / total for row, total in zip(seconds, totals, strict=True))
         for name in names
     }
-    large = sorted((name for name in names if share[name] >= 0.0005), key=lambda name: -share[name])
-    small = [name for name in names if share[name] < 0.0005]
+    large = sorted((name for name in names if share[name] >= WORTH_A_ROW), key=lambda name: -share[name])
+    small = [name for name in names if share[name] < WORTH_A_ROW]
     rows = [(readable_name(name), [row.get(name, 0.0) for row in seconds]) for name in large]
     if any(row.get(name, 0.0) > 0 for row in seconds for name in small):
         rows.append(("all others", [sum(row.get(name, 0.0) for name in small) for row in seconds]))
@@ -296,6 +299,28 @@ def account_table(outcomes: Iterable[Outcome]) -> Table[_AccountRow]:
     for place, outcome in enumerate(strategies):
         columns += _seconds_and_share(outcome.strategy, place, totals[place])
     return Table(title="Where the time goes (mean over ranks and stages)", columns=tuple(columns), rows=rows)
+
+
+def mean_step_table(account_s: Mapping[str, float], step_s: float) -> Table[tuple[str, float]]:
+    """Where the time of a mean step goes, the most first; accounts of less than WORTH_A_ROW of it are summed."""
+    accounts = sorted(account_s.items(), key=lambda item: -abs(item[1]))
+    rows = [(readable_name(name), spent) for name, spent in accounts if abs(spent) >= WORTH_A_ROW * step_s]
+    rest_s = sum(account_s.values()) - sum(spent for _, spent in rows)
+    if abs(rest_s) > 1e-9 * step_s:
+        rows.append(("all others", rest_s))
+    columns: tuple[Column[tuple[str, float]], ...] = (
+        Column("account", itemgetter(0)),
+        Column("seconds", itemgetter(1), heading="s", format=".3f"),
+        Column("share", lambda row: row[1] / step_s, format=".1%"),
+    )
+    return Table(title="Where the time goes (mean step)", columns=columns, rows=rows)
+
+
+def account_rows(account_s: Mapping[str, float], step_s: float, **of: object) -> Iterator[dict[str, object]]:
+    """A row of a file for every account, behind what the rows are *of*."""
+    for name, seconds in account_s.items():
+        group, share = account_group(name), seconds / step_s
+        yield {**of, "account": name, "group": group, "seconds": seconds, "share": share}
 
 
 def _seconds_and_share(strategy: str, place: int, total_s: float) -> list[Column[_AccountRow]]:

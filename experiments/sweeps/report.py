@@ -13,7 +13,6 @@ from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
 from hdpsim.experiments.output.json_data import plain
-from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
 from hdpsim.experiments.output.words import span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
@@ -21,7 +20,7 @@ from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.studies.comparing.compare import Mesh
 from hdpsim.experiments.studies.comparing.static_rows import mesh_lines
 from hdpsim.experiments.studies.cost_to_target import usd_words
-from hdpsim.experiments.studies.report import one_line
+from hdpsim.experiments.studies.report import account_rows, one_line
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import CellResult, SweepEstimate, SweepRun
@@ -158,19 +157,13 @@ def _at(found: Mapping[str, Any], *path: str) -> Any:
 
 
 def _account_rows(run: SweepRun) -> list[Row]:
-    return [
-        {
-            "cell": result.cell.index,
-            **_keys(run.sweep.keys, result),
-            "account": account,
-            "group": account_group(account),
-            "seconds": seconds,
-            "share": seconds / result.result["step_s"]["mean"],
-        }
-        for result in run.results
-        if result.result is not None
-        for account, seconds in result.result["account_s"].items()
-    ]
+    rows: list[Row] = []
+    for result in run.results:
+        if result.result is not None:
+            of = {"cell": result.cell.index, **_keys(run.sweep.keys, result)}
+            step_s = result.result["step_s"]["mean"]
+            rows += [of | row for row in account_rows(result.result["account_s"], step_s)]
+    return rows
 
 
 def sweep_document(run: SweepRun, store: str) -> Document:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hdpsim.errors import HdpSimError, InfeasibleError, OwnPlanError, StrategyError, UserInputError
-from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
+from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts, parse_override
 from hdpsim.experiments.scenario.scenario import ScenarioSource, load_scenario
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.running import Target
@@ -85,6 +85,9 @@ def plan(
     """
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.planning import plan as study
+    from hdpsim.experiments.planning.headroom import shipped_margin
+    from hdpsim.experiments.planning.search.search import search
+    from hdpsim.experiments.planning.search.space import space_of
 
     if objective not in get_args(Objective):
         allowed = ", ".join(get_args(Objective))
@@ -92,31 +95,39 @@ def plan(
     if top not in range(1, 101):
         raise UserInputError(f"top must be a whole number from 1 to 100, got {top}")
     check_whole_number("workers", workers, "workers")
-    changes = override_texts(overrides)
-    options: dict[str, Any] = {
-        "gpus": counts_of(gpus) if gpus else (),
-        "gpu_types": names_of("--gpu", gpu_types) if gpu_types else (),
-        "objective": objective,
-        "budget_s": seconds_of("--budget", budget),
-        "headroom": share_of("--headroom", headroom, may_be_zero=True),
-        "searched": tuple(searched),
-        "tokens": tokens_of(tokens),
-    }
+    changes, target = override_texts(overrides), tokens_of(tokens)
+    counts, types = counts_of(gpus) if gpus else (), names_of("--gpu", gpu_types) if gpu_types else ()
+    budget_s = seconds_of("--budget", budget)
+    kept_free = share_of("--headroom", headroom, may_be_zero=True)
+    if objective == "time_to_train" and target is None:
+        raise UserInputError("--objective time_to_train: say how many tokens with --tokens, such as 300B")
     checked, own_reason = study.open_scenario(scenario, changes)
+    study.check_prices(checked, objective, types)
+    space = space_of(
+        checked,
+        gpus=counts,
+        gpu_types=types,
+        pinned=[parse_override(text)[0] for text in changes],
+        values=dict(map(study.searched_values, searched)),
+    )
     with progress("planning", "layouts") as shown:
-        found = study.plan(
+        found = search(
             checked,
-            own_reason=own_reason,
-            pinned=changes,
+            space,
+            objective,
+            budget_s,
+            shown,
             batches=batches,
             count=top,
+            headroom=shipped_margin().headroom if kept_free is None else kept_free,
             workers=workers,
             engine=engine_of(engine, workers) if engine else None,
-            progress=shown,
-            **options,
+            own_reason=own_reason,
         )
+    if not found.best:
+        raise study.nothing_runs(checked, found)
     return Result(
-        document=study.plan_document(checked, found, options["tokens"]),
+        document=study.plan_document(checked, found, target),
         scenario=study.planned(checked, found.best[0]),
         found=found,
         interrupted=found.interrupted,

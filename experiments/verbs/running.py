@@ -89,7 +89,7 @@ def simulate(
     with progress("replicating") as shown:
         replicated = replicate(result, replications, shown) if replications else ()
     target = target_of(result, result.base, target_tokens)
-    lines = [] if target is None else [target.price.note]
+    lines = [] if target is None else [target.costs.price.note]
     if timeline is not None:
         lines.append(_write_timeline(timeline, result.base, checked.name))
     return Result(

@@ -72,7 +72,6 @@ class Evaluated:
         bound_s: no plan of these batches on this layout takes less, mean over the batches; 0 where nobody asked.
         accounts: seconds of a step in each, mean over ranks, stages and batches; none where it was only priced.
         cp: ranks of the largest group.
-        micro_batches: of the plan of the first batch; 0 where it was only priced.
         tight: it fits on paper, but leaves less memory than was asked for: it is not among the best.
     """
 
@@ -82,11 +81,10 @@ class Evaluated:
     step_s: float
     memory: MemoryReport
     usd_per_token: float | None
-    joule_per_token: float | None
-    bound_s: float
-    accounts: dict[str, float]
     cp: int
-    micro_batches: int
+    joule_per_token: float | None = None
+    bound_s: float = 0.0
+    accounts: dict[str, float] = field(default_factory=dict)
     tight: bool = False
 
     @property
@@ -266,13 +264,14 @@ class Question:
             and self.objective != "energy"
         )
 
-    def hopeless(self, setup: Setup, bounds_s: Sequence[float], least: float | None) -> bool:
-        """Whether nothing with these bounds reaches the score *least*."""
-        if least is None or not bounds_s:
+    def hopeless(
+        self, setup: Setup, seconds: Sequence[float], least: float | None, tokens: Sequence[float] = ()
+    ) -> bool:
+        """Whether nothing reaches the score *least* whose batches take at least so long; *tokens*: of each of them."""
+        if least is None or not seconds:
             return False
-        lengths = ready(self).lengths
-        rate = float(sum(batch.sum() for batch in lengths)) / sum(bounds_s)
-        return most_score(self.objective, rate, setup, self.scenario.costs) < least
+        total = sum(tokens or map(np.sum, ready(self).lengths))
+        return most_score(self.objective, float(total) / sum(seconds), setup, self.scenario.costs) < least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

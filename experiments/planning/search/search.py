@@ -169,19 +169,9 @@ def search(
 def _own(question: Question, found: Found) -> None:
     """Replay the scenario as it is: what every candidate is held against, whether or not it has to fit."""
     try:
-        found.own = replayed(
-            Candidate(changes=()),
-            question.scenario.setup(),
-            question.scenario.costs,
-            ready(question).lengths,
-            (),
-            question.objective,
-            None,
-        )
+        found.own = replayed(question, Candidate(changes=()), question.scenario.setup(), (), None)
     except InfeasibleError as error:
         found.own_reason = str(error)
-    if found.own is not None:
-        found.own = replace(found.own, tight=question.tight(found.own.memory))
     results = LayoutResults()
     if found.own is not None and found.own.memory.fits and found.own.setup.cluster in _clusters(question):
         results.evaluated.append(found.own)
@@ -197,16 +187,8 @@ def _detailed(question: Question, one: Evaluated) -> Evaluated:
     """The same with its accounts and its lower bound, where it was only priced."""
     if one.accounts:
         return one
-    lengths = ready(question).lengths
-    full = replayed(
-        one.candidate,
-        one.setup,
-        question.scenario.costs,
-        lengths,
-        bounds_of(one.setup, lengths),
-        question.objective,
-        None,
-    )
+    bounds_s = bounds_of(one.setup, ready(question).lengths)
+    full = replayed(question, one.candidate, one.setup, bounds_s, None)
     assert full is not None  # nobody asked for a score
     return replace(full, tight=one.tight)
 

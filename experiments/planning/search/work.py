@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
+from hdpsim.experiments.studies.comparing.compare import mean_accounts
 from hdpsim.experiments.studies.power import power_of
 from hdpsim.simulator.planning import check_strategy, planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
@@ -24,17 +25,15 @@ from .bounds import bounds_of, mesh_bound_s, quiet_bound_s
 from .space import Candidate, Changes
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.hardware.prices import CostOptions
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.scenario.data_use import Lengths
 
 from .evaluation import (
     Contender,
     Evaluated,
     LayoutResults,
-    Objective,
     Question,
     Task,
-    most_score,
     ready,
     usd_per_s,
 )
@@ -89,7 +88,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
         try:
             own = setups.of(candidate.changes)
             if known.equal and question.prices(own):
-                _price(task, candidate, own, results)
+                _note(_priced(question, candidate, own, results.least(question, task.least)), results)
                 continue
             if _is_tight(question, own, known.lengths[0], known.longest):
                 results.leave_out()
@@ -116,18 +115,11 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             break
 
 
-def _price(task: Task, candidate: Candidate, setup: Setup, results: LayoutResults) -> None:
-    question, known = task.question, ready(task.question)
-    least = results.least(question, task.least)
-    one = _priced(candidate, setup, question.scenario.costs, known.lengths, question.objective, least)
-    _note(question, one, results)
-
-
-def _note(question: Question, one: Evaluated | None, results: LayoutResults) -> None:
+def _note(one: Evaluated | None, results: LayoutResults) -> None:
     if one is None:
         results.outrun += 1
     else:
-        results.evaluated.append(replace(one, tight=question.tight(one.memory)))
+        results.evaluated.append(one)
 
 
 def replay(task: Task) -> LayoutResults:
@@ -149,17 +141,17 @@ def replay(task: Task) -> LayoutResults:
                 step = simulate_step(setup, known.lengths[0], quick=True)
                 results.first.append((contender, step.step_s))
                 continue
+            least = results.least(question, task.least)
             one = replayed(
-                candidate, setup, question.scenario.costs, known.lengths, contender.bounds_s, question.objective,
-                results.least(question, task.least), lambda: task.may_stop and question.late,
-            )  # fmt: skip
+                question, candidate, setup, contender.bounds_s, least, lambda: task.may_stop and question.late
+            )
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)
             continue
         except StoppedError:
             results.cut = True
             break
-        _note(question, one, results)
+        _note(one, results)
         if one is not None and not task.in_full:
             results.first.append((contender, one.step_s))
     return results
@@ -218,14 +210,7 @@ def _capacity(setup: Setup, headroom: float) -> int:
         return 0
 
 
-def _priced(
-    candidate: Candidate,
-    setup: Setup,
-    costs: CostOptions,
-    batches: Sequence[Lengths],
-    objective: Objective,
-    least: float | None,
-) -> Evaluated | None:
+def _priced(question: Question, candidate: Candidate, setup: Setup, least: float | None) -> Evaluated | None:
     """A candidate on batches of equal sequences: the figures of `replayed`, without accounts.
 
     None if it cannot reach the score *least*.
@@ -233,36 +218,45 @@ def _priced(
     Raises:
         InfeasibleError: it cannot run.
     """
-    if least is not None:
-        for bound in (mesh_bound_s, quiet_bound_s):
-            bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
-            if all(bounds_s):
-                rate = float(sum(lengths.sum() for lengths in batches)) / sum(bounds_s)
-                if most_score(objective, rate, setup, costs) < least:
-                    return None
+    batches = ready(question).lengths
+    for bound in (mesh_bound_s, quiet_bound_s) if least is not None else ():
+        bounds_s = [bound(setup, len(lengths), int(lengths[0])) for lengths in batches]
+        if all(bounds_s) and question.hopeless(setup, bounds_s, least):
+            return None
     prices = {}
     for lengths in batches:
         if len(lengths) not in prices:
             (price,) = price_uniform(setup, (setup.layout,), sequences=len(lengths), tokens=int(lengths[0]))
             if price.refused is not None:
                 raise price.refused
-            assert price.memory is not None
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
-    total_s, cost = sum(price.step_s for price in steps), usd_per_s(setup, costs)
-    tokens_per_s = sum(price.tokens_per_s * price.step_s for price in steps) / total_s
+    rate = sum(price.tokens_per_s * price.step_s for price in steps) / sum(price.step_s for price in steps)
+    found = [price.memory for price in steps if price.memory]
+    cp = setup.layout.parallel.cp or 1
+    return _evaluated(question, candidate, setup, rate, [price.step_s for price in steps], found, cp)
+
+
+def _evaluated(
+    question: Question,
+    candidate: Candidate,
+    setup: Setup,
+    tokens_per_s: float,
+    steps_s: Sequence[float],
+    reports: Iterable[MemoryReport],
+    cp: int,
+) -> Evaluated:
+    """What batch by batch was found of a candidate."""
+    cost, memory = usd_per_s(setup, question.scenario.costs), max(reports, key=lambda each: each.total_bytes)
     return Evaluated(
         candidate=candidate,
         setup=setup,
         tokens_per_s=tokens_per_s,
-        step_s=total_s / len(steps),
-        memory=max((price.memory for price in steps if price.memory), key=lambda memory: memory.total_bytes),
+        step_s=sum(steps_s) / len(steps_s),
+        memory=memory,
         usd_per_token=None if cost is None else cost / tokens_per_s,
-        joule_per_token=None,
-        bound_s=0.0,
-        accounts={},
-        cp=setup.layout.parallel.cp or 1,
-        micro_batches=0,
+        cp=cp,
+        tight=question.tight(memory),
     )
 
 
@@ -276,12 +270,10 @@ def check_smallest(setup: Setup) -> None:
 
 
 def replayed(
+    question: Question,
     candidate: Candidate,
     setup: Setup,
-    costs: CostOptions,
-    batches: Sequence[Lengths],
     bounds_s: Sequence[float],
-    objective: Objective,
     least: float | None,
     stops: Callable[[], bool] = lambda: False,
 ) -> Evaluated | None:
@@ -291,20 +283,14 @@ def replayed(
         StoppedError: *stops* said so before the last batch.
         InfeasibleError: it cannot run.
     """
-    cost = usd_per_s(setup, costs)
+    batches = ready(question).lengths
     tokens, seconds = [float(lengths.sum()) for lengths in batches], list(bounds_s)
-    prune = least is not None and bool(bounds_s)
-
-    def hopeless() -> bool:
-        """Whether it is too slow even if all batches that are left end at their bounds."""
-        return prune and most_score(objective, sum(tokens) / sum(seconds), setup, costs) < (least or 0.0)
-
-    if hopeless():
-        return None
     degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
     known: dict[bytes, StepResult] = {}
-    results = []
+    results: list[StepResult] = []
     for number, lengths in enumerate(batches):
+        if question.hopeless(setup, seconds, least, tokens):  # even if all that are left end at their bounds
+            return None
         key = lengths.tobytes()
         if stops():
             raise StoppedError
@@ -313,28 +299,14 @@ def replayed(
         results.append(known[key])
         if seconds:
             tokens[number], seconds[number] = float(results[-1].tokens), results[-1].step_s
-            if number + 1 < len(batches) and hopeless():
-                return None
-    total_s, accounts = sum(result.step_s for result in results), _accounts(results)
-    tokens_per_s = sum(result.tokens for result in results) / total_s
-    return Evaluated(
-        candidate=candidate,
-        setup=setup,
-        tokens_per_s=tokens_per_s,
-        step_s=total_s / len(results),
-        memory=max((result.memory for result in results), key=lambda memory: memory.total_bytes),
-        usd_per_token=None if cost is None else cost / tokens_per_s,
-        joule_per_token=power_of(setup, results, accounts, costs).facility_w / tokens_per_s,
+    steps_s, accounts = [result.step_s for result in results], mean_accounts(results)
+    rate = sum(result.tokens for result in results) / sum(steps_s)
+    reports = [result.memory for result in results]
+    cp = max(result.largest_group for result in results)
+    one = _evaluated(question, candidate, setup, rate, steps_s, reports, cp)
+    return replace(
+        one,
+        joule_per_token=power_of(setup, results, accounts, question.scenario.costs).facility_w / rate,
         bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
         accounts=accounts,
-        cp=max(result.largest_group for result in results),
-        micro_batches=results[0].plan_micro_batches,
     )
-
-
-def _accounts(results: Sequence[StepResult]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for result in results:
-        for account, mean_s in zip(result.accounts, result.account_s.mean(axis=(1, 2)), strict=True):
-            totals[account] = totals.get(account, 0.0) + float(mean_s) / len(results)
-    return totals

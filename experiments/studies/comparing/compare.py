@@ -147,12 +147,7 @@ class Outcome:
 
     def account_s(self) -> dict[str, float]:
         """Seconds of a step in each account, mean over ranks, stages and batches; they sum to the mean step."""
-        totals: dict[str, float] = {}
-        for result in self.results:
-            means = result.account_s.mean(axis=(1, 2))
-            for account, mean_s in zip(result.accounts, means, strict=True):
-                totals[account] = totals.get(account, 0.0) + float(mean_s)
-        return {account: total_s / len(self.results) for account, total_s in totals.items()}
+        return mean_accounts(self.results)
 
     def shares(self) -> dict[str, float]:
         """Shares of the step by kind: compute, exposed communication, overhead, waiting; they sum to 1."""
@@ -171,6 +166,15 @@ class Outcome:
             (self._each("step_s"), base._each("tokens")),
         )
         return ratio_of_sums(over, under, independent=self.independent)
+
+
+def mean_accounts(results: Sequence[StepResult]) -> dict[str, float]:
+    """Seconds of a step in each account, mean over ranks, stages and results."""
+    totals: dict[str, float] = {}
+    for result in results:
+        for account, mean_s in zip(result.accounts, result.account_s.mean(axis=(1, 2)), strict=True):
+            totals[account] = totals.get(account, 0.0) + float(mean_s)
+    return {account: total_s / len(results) for account, total_s in totals.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

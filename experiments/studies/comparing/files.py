@@ -14,6 +14,7 @@ from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import bars_in_words
 from hdpsim.experiments.studies.links.pictures import link_pictures
 from hdpsim.experiments.studies.links.seen import links_files
+from hdpsim.experiments.studies.report import account_rows
 
 from .pass_files import pass_files
 from .plan_files import plan_files
@@ -115,15 +116,9 @@ def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
 
 def _account_rows(comparison: Comparison) -> list[dict[str, object]]:
     return [
-        {
-            "strategy": outcome.strategy,
-            "account": account,
-            "group": account_group(account),
-            "seconds": seconds,
-            "share": seconds / outcome.step_s.mean,
-        }
+        row
         for outcome in comparison.feasible
-        for account, seconds in outcome.account_s().items()
+        for row in account_rows(outcome.account_s(), outcome.step_s.mean, strategy=outcome.strategy)
     ]
 
 

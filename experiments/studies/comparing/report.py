@@ -146,14 +146,7 @@ def target_of(comparison: Comparison, outcome: Outcome, tokens: float | None) ->
     if tokens is None or not outcome.results:
         return None
     costs = costs_of(outcome, comparison.scenario.costs)
-    return Target(
-        tokens=tokens,
-        seconds=time_at(tokens, outcome.tokens_per_s),
-        gpus=costs.gpus,
-        price=costs.price,
-        power=costs.power,
-        co2_kg_per_kwh=costs.co2_kg_per_kwh,
-    )
+    return costs.target(tokens, time_at(tokens, outcome.tokens_per_s))
 
 
 def comparison_table(comparison: Comparison) -> Table[Outcome]:

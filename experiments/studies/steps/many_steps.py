@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.cost_models.step.loading import DataPath
-from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import FEWEST, Estimate
 from hdpsim.experiments.output.throughput import RunningThroughput
-from hdpsim.experiments.parallel.dispatch import dispatch
+from hdpsim.experiments.parallel.dispatch import in_order
 from hdpsim.experiments.parallel.engines import LocalEngine
 from hdpsim.experiments.studies.comparing.compare import Lengths, Report, silent, strategy_batches
 from hdpsim.simulator.planning import settled_degree
@@ -168,7 +167,7 @@ class ManySteps:
         return {account: seconds / len(self.settled) for account, seconds in totals.items()}
 
 
-def _prepare(
+def prepare_numbered(
     numbered: tuple[int, Lengths], setup: Setup, options: RunOptions, mesh_degree: int | None
 ) -> PreparedStep:
     """One step, here or in a worker."""
@@ -181,7 +180,7 @@ def _is_small(setup: Setup) -> bool:
     return setup.execution.executor == "replay" and setup.execution.network == "independent"
 
 
-def _in_order(
+def _prepared(
     prepare: Callable[[tuple[int, Lengths]], PreparedStep],
     tasks: Sequence[tuple[int, Lengths]],
     *,
@@ -192,15 +191,7 @@ def _in_order(
         yield from map(prepare, tasks)
         return
     with LocalEngine() as engine:
-        early: dict[int, PreparedStep] = {}
-        following = 0
-        for task in dispatch(engine, prepare, tasks):
-            if task.killed:
-                raise UserInputError(f"step {task.arguments[0] + 1}: {task.killed}")
-            early[task.number] = task.value
-            while following in early:
-                yield early.pop(following)
-                following += 1
+        yield from in_order(engine, prepare, tasks)
 
 
 def simulate_many(
@@ -225,9 +216,9 @@ def simulate_many(
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
     tasks = [(number, batches[number]) for number in sorted(first.values())]
     prepare = partial(
-        _prepare, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, batches[0])
+        prepare_numbered, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, batches[0])
     )
-    found = _in_order(prepare, tasks, parallel=_is_small(setup) and len(tasks) >= FEWEST_IN_PARALLEL)
+    found = _prepared(prepare, tasks, parallel=_is_small(setup) and len(tasks) >= FEWEST_IN_PARALLEL)
 
     def prepared() -> Iterator[PreparedStep]:
         known: dict[tuple[bytes, int], PreparedStep] = {}

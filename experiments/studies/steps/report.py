@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.plots.steps import plot_steps
-from hdpsim.experiments.output.plots.style import account_group, readable_name
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
 from hdpsim.experiments.output.words import duration
-from hdpsim.experiments.studies.report import band_line, mfu_note, noise_note, scenario_document
+from hdpsim.experiments.studies.report import (
+    WORTH_A_ROW,
+    account_rows,
+    band_line,
+    mean_step_table,
+    mfu_note,
+    noise_note,
+    scenario_document,
+)
 
 from .many_steps import REASONS, ManySteps
 
@@ -23,8 +30,6 @@ if TYPE_CHECKING:
 SHOWN_STEPS = 12
 """Of many steps people see the first ones; files and JSON have all."""
 
-_WORTH = 5e-4
-"""Share of a period from which a wait is said."""
 
 _REASON_WORDS = {
     "data": "data that was not loaded",
@@ -37,7 +42,7 @@ _REASON_WORDS = {
 def many_steps_document(run: ManySteps) -> Document:
     """Everything about a run of many steps."""
     results, files = run_json(run), _files(run)
-    blocks = (_summary(run), _accounts(run), _first_steps(run))
+    blocks = (_summary(run), mean_step_table(run.account_s(), run.period_s.mean), _first_steps(run))
     notes = (*_notes(run), *band_line(run.band))
     return scenario_document(
         "run",
@@ -52,16 +57,6 @@ def many_steps_document(run: ManySteps) -> Document:
 
 
 def _files(run: ManySteps) -> tuple[OutputFile, ...]:
-    accounts = [
-        {
-            "strategy": run.strategy,
-            "account": name,
-            "group": account_group(name),
-            "seconds": seconds,
-            "share": seconds / run.period_s.mean,
-        }
-        for name, seconds in run.account_s().items()
-    ]
     return (
         OutputFile(
             "steps.csv",
@@ -70,7 +65,7 @@ def _files(run: ManySteps) -> tuple[OutputFile, ...]:
         ),
         OutputFile(
             "accounts.csv",
-            lambda: accounts,
+            lambda: list(account_rows(run.account_s(), run.period_s.mean, strategy=run.strategy)),
             "Where the time of a settled step goes, mean over ranks, stages and steps.",
         ),
         OutputFile("steps", lambda: _figure(run), "Every step, and what it waited for before it began."),
@@ -186,7 +181,7 @@ def _summary(run: ManySteps) -> Table[tuple[str, str]]:
     ]
     for reason in REASONS:
         wait_s = run.wait_s(reason)
-        if wait_s > _WORTH * run.period_s.mean:
+        if wait_s > WORTH_A_ROW * run.period_s.mean:
             waited = sum(getattr(row, f"wait_{reason}_s") > 0 for row in run.settled)
             words = f"{wait_s:.3f} s a step ({wait_s / run.period_s.mean:.1%}) for {_REASON_WORDS[reason]}"
             pairs.append(
@@ -214,21 +209,6 @@ def _storage_words(run: ManySteps) -> str:
     rate = run.moved_bytes / run.end_s
     share = rate / run.scenario.run.storage_bytes_per_s
     return f"{format_quantity(rate, 'bandwidth')} on average, {share:.1%} of what it has"
-
-
-def _accounts(run: ManySteps) -> Table[tuple[str, float]]:
-    total_s = run.period_s.mean
-    accounts = sorted(run.account_s().items(), key=lambda item: -abs(item[1]))
-    rows = [(readable_name(name), seconds) for name, seconds in accounts if abs(seconds) >= _WORTH * total_s]
-    rest_s = sum(run.account_s().values()) - sum(seconds for _, seconds in rows)
-    if abs(rest_s) > 1e-9 * total_s:
-        rows.append(("all others", rest_s))
-    columns: tuple[Column[tuple[str, float]], ...] = (
-        Column("account", lambda row: row[0]),
-        Column("seconds", lambda row: row[1], heading="s", format=".3f"),
-        Column("share", lambda row: row[1] / total_s, format=".1%"),
-    )
-    return Table(title="Where the time goes (mean step)", columns=columns, rows=rows)
 
 
 def _notes(run: ManySteps) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import hdpsim
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.plan import front, plan, plan_document, planned, why
+from hdpsim.experiments.planning.plan import front, plan_document, planned, why
 from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
 from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
@@ -201,7 +202,7 @@ def test_the_front_holds_what_nothing_else_beats(found: Found) -> None:
 
 def test_one_price_is_not_that_of_several_gpus() -> None:
     with pytest.raises(UserInputError, match=r"costs\.price says one price for h100, h200"):
-        plan(small().with_changes(("costs.price=2USD/h",)), gpu_types=["h100", "h200"])
+        hdpsim.plan(small().with_changes(("costs.price=2USD/h",)), gpu_types=["h100", "h200"])
 
 
 def test_json_has_the_keys_of_the_document(found: Found) -> None:
@@ -345,7 +346,8 @@ def test_every_degree_divides() -> None:
 @pytest.mark.slow
 def test_types_of_gpus_are_compared() -> None:
     values = ["layout.pp=1", "layout.recompute=none", "strategy.name=static", "layout.sharding=zero1"]
-    found = plan(small(), gpu_types=["h100", "h200"], searched=values, workers=1)
+    found = hdpsim.plan(small(), gpu_types=["h100", "h200"], searched=values, workers=1, budget=None).found
+    assert isinstance(found, Found)
     assert {one.setup.cluster.gpu.name for one in found.evaluated} == {"h100-80gb", "h200-141gb"}
     for one in found.best:
         assert planned(small(), one).setup().cluster == one.setup.cluster
@@ -381,10 +383,10 @@ def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int
 def test_a_replay_stops_between_batches_where_it_may() -> None:
     scenario, asked = small(several=True), iter((False, True))
     with pytest.raises(StoppedError):
-        replayed(
-            Candidate(changes=()), scenario.setup(), scenario.costs, scenario.batches(3), (), "tokens_per_s", None,
-            lambda: next(asked),
-        )  # fmt: skip
+        question = Question(
+            scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=1, deadline_s=None
+        )
+        replayed(question, Candidate(changes=()), scenario.setup(), (), None, lambda: next(asked))
     assert next(asked, None) is None
 
 
@@ -459,7 +461,7 @@ def test_interrupts_keep_what_was_found() -> None:
 
 def test_unknown_prices_refuse_an_objective_in_money() -> None:
     with pytest.raises(UserInputError, match="price of a800"):
-        plan(small(), gpu_types=["a800"], objective="usd_per_token")
+        hdpsim.plan(small(), gpu_types=["a800"], objective="usd_per_token")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.statistics import fixed
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.cost_to_target import Costs, Target, costs_of, price_of
+from hdpsim.experiments.studies.cost_to_target import Costs, costs_of, price_of
 from hdpsim.experiments.studies.power import cluster_power, waiting_power
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "costs.md"
@@ -128,9 +128,8 @@ def test_whose_price_counts() -> None:
 def test_a_target_costs_what_its_time_costs() -> None:
     cluster = catalog.cluster_of("hgx-h100-80gb", 8)
     power = cluster_power(cluster, 500.0, CostOptions(pue=1.0))
-    target = Target(
-        tokens=1e9, seconds=fixed(7200.0), gpus=8, price=price_of(cluster.gpu, CostOptions()), power=power
-    )
+    costs = Costs(price=price_of(cluster.gpu, CostOptions()), power=power, gpus=8, tokens_per_s=1.0)
+    target = costs.target(1e9, fixed(7200.0))
     assert power.network_w == 0  # within one node
     assert target.kwh == pytest.approx(power.node_w * 2 / 1e3)
     assert target.usd == pytest.approx(8 * 2 * 2.95)
