@@ -155,11 +155,11 @@ def test_other_shardings_have_no_layer_traffic() -> None:
 @pytest.mark.parametrize(
     ("copies", "sums", "out", "into"),
     [
-        # copied as it is summed: 2 + 4, 2 + 2
-        ("both", 4, 4, 6),
+        # copied as it is summed: (2 + 4) / (2/3), 2 + 2
+        ("both", 4, 4, 9),
         ("both", 2, 4, 4),
-        # joined 2 + 2, cast 2 + 4, divided 4 + 4; joined 2 + 2, divided 2 + 2
-        ("gradients", 4, 0, 18),
+        # joined 2 + 2, cast (2 + 4) / (2/3), divided 4 + 4; joined 2 + 2, divided 2 + 2
+        ("gradients", 4, 0, 21),
         ("gradients", 2, 0, 8),
         ("none", 4, 0, 0),
     ],
