@@ -173,6 +173,8 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     quality = (cal.grouped_gemm_efficiency if grouped else 1.0) * (
         cal.weight_gradient_efficiency if weights else 1.0
     )
+    if instrument.zeros_rate:
+        quality *= instrument.zeros_rate.get(gpu.calibration, instrument.zeros_rate["other"])
     overlap = cal.grouped_gemm_overlap if grouped else 1.0
     if accumulates and fp32 and not grouped:
         overlap = cal.accumulate_overlap
@@ -180,7 +182,8 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         m, n, k, gpu, cal, efficiency=quality, groups=groups, output_bytes=output_bytes, precision=precision,
         overlap=overlap, burst=instrument.burst,
     )  # fmt: skip
-    return max(float(seconds) + _casts_s(record, m * k, n * k, gpu, cal, precision), instrument.launch_s)
+    launches_s = instrument.launch_s + groups * instrument.launch_each_s
+    return max(float(seconds) + _casts_s(record, m * k, n * k, gpu, cal, precision), launches_s)
 
 
 def _casts_s(
@@ -212,9 +215,9 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     length, heads = _need(record, "seq_len", "heads")
     batch = number(record, "batch") or 1.0
     head_dim, causal = _head_dim(record), _causal(record)
-    keys = 2.0 * (number(record, "kv_heads") or heads)
-    passes = instrument.key_value_passes * keys + instrument.query_passes * heads
-    surrounding = BF16_BYTES * batch * length * head_dim * passes
+    keys = 2.0 * (number(record, "kv_heads") or heads) * max(head_dim, instrument.least_head_width)
+    elements = instrument.key_value_passes * keys + instrument.query_passes * heads * head_dim
+    surrounding = batch * length * (BF16_BYTES * elements + instrument.token_bytes)
     sides = {"flash_fwd": (False,), "flash_bwd": (True,)}.get(record["kind"], (False, True))
     return share * sum(
         float(
@@ -261,4 +264,4 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
         time_s = float(collectives.all_reduce_options(size, group)[instrument.algorithm])
     else:
         time_s = float(getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")(size, group, **place))
-    return max(time_s + instrument.lone_s, instrument.launch_s + ranks * instrument.launch_of_a_gpu_s)
+    return max(time_s + instrument.lone_s, instrument.launch_s + ranks * instrument.launch_each_s)

@@ -27,10 +27,13 @@ class Instrument:
         burst: at clocks that do not last.
         key_value_passes: passes over keys and values that are timed along with attention.
         query_passes: the same over queries.
+        least_head_width: of a head of keys as its passes count it.
+        token_bytes: the same for each token, however many heads it has.
         launch_s: least time of a kernel, as the benchmark launches them.
-        launch_of_a_gpu_s: what each GPU of a collective adds to that.
+        launch_each_s: what each GPU of a collective, or each group of a product, adds to that.
         lone_s: host time that is measured along, where nothing else is queued before a collective.
         algorithm: of NCCL, where the benchmark prescribes one; empty: what NCCL picks.
+        zeros_rate: of products of zeros over others by generation of the GPU, and of any `other`.
         cast_bytes: per element of an input, casts that are timed along.
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
         attention: the attention kernel.
@@ -45,10 +48,13 @@ class Instrument:
     burst: bool = False
     key_value_passes: float = 0.0
     query_passes: float = 0.0
+    least_head_width: float = 0.0
+    token_bytes: float = 0.0
     launch_s: float = 0.0
-    launch_of_a_gpu_s: float = 0.0
+    launch_each_s: float = 0.0
     lone_s: float = 0.0
     algorithm: str = ""
+    zeros_rate: Mapping[str, float] = field(default_factory=dict)
     cast_bytes: float = 0.0
     cast_s: Mapping[str, float] = field(default_factory=dict)
     attention: AttentionKernel = "flash"

@@ -81,7 +81,27 @@ class TestGemm:
 
     def test_memory_roofline(self) -> None:
         # a matrix-vector product reads the matrix: 2 B * (1*4096 + 4096*4096 + 1*4096)
-        assert gemm_s(1, 4096, 4096, GPU, IDEAL) == pytest.approx(2 * (4096 + 4096**2 + 4096) / HBM)
+        fast = replace(GPU, bf16_flop_per_s=1e20)
+        assert gemm_s(1, 4096, 4096, fast, IDEAL) == pytest.approx(2 * (4096 + 4096**2 + 4096) / HBM)
+
+    def test_the_corner_of_the_roofline_is_round(self) -> None:
+        # as much matrix work as traffic: (1 + 1)^(1/3) = 1.26 times as long as either, 2 where nothing overlaps
+        work_s = 2 * 4096 * 4096 * 8192 / PEAK
+        traffic_bytes = 2 * (2 * 4096 * 8192 + 4096**2)
+        gpu = replace(GPU, hbm_bytes_per_s=traffic_bytes / work_s)
+        round_s, apart_s = (gemm_s(4096, 4096, 8192, gpu, IDEAL, overlap=x) for x in (1.0, 0.0))
+        assert round_s == pytest.approx(2 ** (1 / 3) * work_s)
+        assert apart_s == pytest.approx(2 * work_s)
+
+    @given(SIZES, SIZES, SIZES, st.floats(0.0, 1.0))
+    def test_a_product_takes_between_the_longer_part_and_both(
+        self, m: int, n: int, k: int, overlap: float
+    ) -> None:
+        memory_s = 2 * (m * k + k * n + m * n) / HBM
+        work_s = float(gemm_s(m, n, k, FAST_MEMORY_GPU, IDEAL))
+        seconds = float(gemm_s(m, n, k, GPU, IDEAL, overlap=overlap))
+        assert max(work_s, memory_s) <= seconds * (1 + 1e-9)
+        assert seconds <= (work_s + memory_s) * (1 + 1e-9)
 
     def test_weight_gradients_move_their_accumulator(self) -> None:
         # k = 16 tokens only: 2 B * 2 * 4096 * 16 inputs, 8 B * 4096^2 of fp32 gradient read and written

@@ -108,7 +108,7 @@ class TestPower:
                 float(gemm_s(8192, 8192, 8192, gpu, cal, precision=precision)) - cal.kernel_tail_s
                 for cal in (one, job)
             )
-            assert slow / mean == pytest.approx(job.slowest_gpu)
+            assert slow / mean == pytest.approx(job.slowest_gpu, rel=1e-4)  # but for a little traffic
         assert gemm_s(8192, 8192, 8192, gpu, job, burst=True) == gemm_s(
             8192, 8192, 8192, gpu, one, burst=True
         )
@@ -151,7 +151,8 @@ class TestUnits:
 
     def test_narrow_operands_are_read_faster(self) -> None:
         # a matrix-vector product: one byte per element read, two per element written
-        seconds = gemm_s(1, 4096, 4096, NARROW_GPU, IDEAL, precision="fp8")
+        fast = replace(NARROW_GPU, fp8_flop_per_s=1e20)
+        seconds = gemm_s(1, 4096, 4096, fast, IDEAL, precision="fp8")
         assert seconds == pytest.approx((4096 + 4096**2 + 2 * 4096) / HBM)
 
     def test_prologues_are_times(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_hardware import (
+    FAST_MEMORY_GPU,
     FFN,
     GPU,
     HBM,
@@ -27,7 +28,7 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP
+from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP, gemm_s
 from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.groups import RecomputeKind
@@ -65,8 +66,11 @@ class TestTerms:
 
     def test_loss_reads_and_writes_the_logits(self) -> None:
         slow, fast = ideal_cost(cluster=SLOW_MEMORY), ideal_cost()
-        loss = term(slow, "logits", 4096) - term(fast, "logits", 4096)
-        assert loss == pytest.approx(LOSS_PASSES_BYTES * VOCAB * 4096 / HBM)
+        added = term(slow, "logits", 4096) - term(fast, "logits", 4096)
+        products = [float(gemm_s(4096, VOCAB, HIDDEN, gpu, IDEAL)) for gpu in (GPU, FAST_MEMORY_GPU)]
+        assert added - (products[0] - products[1]) == pytest.approx(
+            LOSS_PASSES_BYTES * VOCAB * 4096 / HBM, rel=1e-5
+        )
 
     def test_separate_kernels_of_the_loss_move_four_times_as_much(self) -> None:
         layout = Layout(tp=2)

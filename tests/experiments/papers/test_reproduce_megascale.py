@@ -124,7 +124,7 @@ def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
         assert abs(step_s / cell.measured - 1.0) < 0.07
         missing_s[cell["system"], cell["gpus"]] = cell.measured - step_s
     for system in SETUP["scenarios"]:  # data-parallel groups of 16 and of 192 ranks
-        assert missing_s[system, 1024] == pytest.approx(missing_s[system, 12288], abs=0.1)
+        assert missing_s[system, 1024] == pytest.approx(missing_s[system, 12288], abs=0.12)
     # and the baseline lacks more than MegaScale
     assert 0.0 < missing_s["megascale", 12288] < missing_s["megatron-lm", 12288] < 0.5
 
