@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -38,21 +36,21 @@ grid:
 
 @cache
 def _holder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(
-        prefix="hdpsim-bench-"
-    )  # made when first asked for: workers import this file
+    """Made when first asked for: workers import this file."""
+    return tempfile.TemporaryDirectory(prefix="hdpsim-bench-")
 
 
 def _folder() -> Path:
     return Path(_holder().name)
 
 
-@contextmanager
-def _empty(name: str) -> Iterator[Path]:
-    folder = _folder() / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    yield folder
+def _filled(name: str) -> ResultStore:
+    """A new store with ENTRIES entries."""
+    shutil.rmtree(_folder() / name, ignore_errors=True)
+    store = ResultStore(_folder() / name)
+    for key in _keys():
+        store.put(key, _ENTRY)
+    return store
 
 
 def _sweep(*, again: bool) -> Prepared:
@@ -81,20 +79,12 @@ _ENTRY = {"status": "ok", "reason": "", "result": {f"account_{i}": i / 3 for i i
 
 
 def _store_write() -> Prepared:
-    def run() -> None:
-        with _empty("written") as folder:
-            store = ResultStore(folder)
-            for key in _keys():
-                store.put(key, _ENTRY)
-
-    return Prepared(run=run, items=ENTRIES, item="entries", detail=f"{ENTRIES:,} entries of 1.5 kB")
+    detail = f"{ENTRIES:,} entries of 1.5 kB"
+    return Prepared(run=lambda: _filled("written"), items=ENTRIES, item="entries", detail=detail)
 
 
 def _store_read() -> Prepared:
-    with _empty("read") as folder:
-        store = ResultStore(folder)
-        for key in _keys():
-            store.put(key, _ENTRY)
+    store = _filled("read")
     return Prepared(
         run=lambda: [store.get(key) for key in _keys()],
         items=ENTRIES,
@@ -146,30 +136,12 @@ def _replay() -> Prepared:
 
 DATASET_FIGURES: tuple[Figure, ...] = (
     Figure(
-        name="sweep-new",
-        what="a sweep of small cells, processes started, store empty",
-        yardstick="numpy",
-        prepare=lambda: _sweep(again=False),
+        "sweep-new", "a sweep of small cells, processes started, store empty", lambda: _sweep(again=False)
     ),
-    Figure(
-        name="sweep-again",
-        what="the same sweep when the store has everything",
-        yardstick="numpy",
-        prepare=lambda: _sweep(again=True),
-    ),
-    Figure(name="store-write", what="results written to the store", yardstick="numpy", prepare=_store_write),
-    Figure(name="store-read", what="results read from it", yardstick="numpy", prepare=_store_read),
-    Figure(
-        name="stream-npy",
-        what="global batches cut from a .npy stream",
-        yardstick="numpy",
-        prepare=lambda: _stream("npy"),
-    ),
-    Figure(
-        name="stream-parquet",
-        what="global batches cut from a .parquet stream",
-        yardstick="numpy",
-        prepare=lambda: _stream("parquet"),
-    ),
-    Figure(name="replay-dataset", what="a data set replayed", yardstick="numpy", prepare=_replay),
+    Figure("sweep-again", "the same sweep when the store has everything", lambda: _sweep(again=True)),
+    Figure("store-write", "results written to the store", _store_write),
+    Figure("store-read", "results read from it", _store_read),
+    Figure("stream-npy", "global batches cut from a .npy stream", lambda: _stream("npy")),
+    Figure("stream-parquet", "global batches cut from a .parquet stream", lambda: _stream("parquet")),
+    Figure("replay-dataset", "a data set replayed", _replay),
 )

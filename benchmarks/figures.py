@@ -53,14 +53,14 @@ class Prepared:
     """Arguments of the hdpsim command that *run* starts, if it starts one: its memory is that of a process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One thing to measure."""
 
     name: str
     what: str
-    yardstick: Yardstick
     prepare: Callable[[], Prepared]
+    yardstick: Yardstick = "numpy"
     target_s: float | None = None
     target_bytes: int | None = None
 
@@ -111,29 +111,21 @@ def at_scale(gpus: int) -> _Step:
     )
 
 
-def _plan(step: _Step) -> Prepared:
-    return Prepared(run=lambda: plan_batch(step.setup, step.lengths), detail=step.detail)
+def _of_step(run: Callable[[_Step], object]) -> Callable[[_Step], Prepared]:
+    return lambda step: Prepared(run=lambda: run(step), detail=step.detail)
 
 
-def _pricing(step: _Step) -> Prepared:
-    return Prepared(run=lambda: _prices(step.problem, step.plan), detail=step.detail)
-
-
-def _replay(step: _Step) -> Prepared:
-    return Prepared(run=lambda: run_replay(step.plan, step.costs), detail=step.detail)
+_plan = _of_step(lambda step: plan_batch(step.setup, step.lengths))
+_pricing = _of_step(lambda step: _prices(step.problem, step.plan))
+_replay = _of_step(lambda step: run_replay(step.plan, step.costs))
+_whole = _of_step(lambda step: simulate_step(step.setup, step.lengths))
+_priced_replay = _of_step(lambda step: run_replay(step.plan, _prices(step.problem, step.plan)))
 
 
 def _engine(step: _Step) -> Prepared:
     events = run_engine(step.plan, step.costs).events
-    return Prepared(
-        run=lambda: run_engine(step.plan, step.costs),
-        events=events,
-        detail=f"{events:,} events; {step.detail}",
-    )
-
-
-def _whole(step: _Step) -> Prepared:
-    return Prepared(run=lambda: simulate_step(step.setup, step.lengths), detail=step.detail)
+    played = _of_step(lambda one: run_engine(one.plan, one.costs))(step)
+    return replace(played, events=events, detail=f"{events:,} events; {step.detail}")
 
 
 def _fresh(step: _Step) -> Prepared:
@@ -145,10 +137,6 @@ def _fresh(step: _Step) -> Prepared:
         return simulate_step(replace(step.setup, cluster=cluster), step.lengths)
 
     return Prepared(run=run, detail=step.detail)
-
-
-def _priced_replay(step: _Step) -> Prepared:
-    return Prepared(run=lambda: run_replay(step.plan, _prices(step.problem, step.plan)), detail=step.detail)
 
 
 @lru_cache(maxsize=2)
@@ -172,91 +160,60 @@ _BIG = (*ONE_STAGE, "gpus=131072", "data.batch=256M tokens")
 _GIGABYTE = 10**9
 
 FIGURES: tuple[Figure, ...] = (
+    Figure("plan-12k", "hdp-opt plans the demonstration's step", lambda: _plan(_of_scenario()), target_s=1.0),
+    Figure("price-12k", "cost of all its micro-batches", lambda: _pricing(_of_scenario())),
+    Figure("replay-12k", "replay of that plan", lambda: _replay(_of_scenario()), target_s=0.02),
     Figure(
-        name="plan-12k",
-        what="hdp-opt plans the demonstration's step",
-        yardstick="numpy",
-        target_s=1.0,
-        prepare=lambda: _plan(_of_scenario()),
-    ),
-    Figure(
-        name="price-12k",
-        what="cost of all its micro-batches",
-        yardstick="numpy",
-        prepare=lambda: _pricing(_of_scenario()),
-    ),
-    Figure(
-        name="replay-12k",
-        what="replay of that plan",
-        yardstick="numpy",
-        target_s=0.02,
-        prepare=lambda: _replay(_of_scenario()),
-    ),
-    Figure(
-        name="engine-12k",
-        what="SimPy engine on that plan",
-        yardstick="simpy",
+        "engine-12k",
+        "SimPy engine on that plan",
+        lambda: _engine(_of_scenario()),
         target_s=0.8,
-        prepare=lambda: _engine(_of_scenario()),
+        yardstick="simpy",
     ),
     Figure(
-        name="step-12k",
-        what="plan, price and replay together",
-        yardstick="numpy",
-        target_bytes=_GIGABYTE,
-        prepare=lambda: _whole(_of_scenario()),
+        "step-12k", "plan, price and replay together", lambda: _whole(_of_scenario()), target_bytes=_GIGABYTE
     ),
     Figure(
-        name="plan-1536-ranks",
-        what="hdp-opt plans 32M tokens for 1,536 ranks",
-        yardstick="numpy",
+        "plan-1536-ranks",
+        "hdp-opt plans 32M tokens for 1,536 ranks",
+        lambda: _plan(_of_scenario(*ONE_STAGE)),
         target_s=0.05,
-        prepare=lambda: _plan(_of_scenario(*ONE_STAGE)),
     ),
     Figure(
-        name="plan-16384-ranks",
-        what="hdp-opt plans 256M tokens for 16,384 ranks",
-        yardstick="numpy",
+        "plan-16384-ranks",
+        "hdp-opt plans 256M tokens for 16,384 ranks",
+        lambda: _plan(_of_scenario(*_BIG)),
         target_s=1.0,
-        prepare=lambda: _plan(_of_scenario(*_BIG)),
     ),
+    Figure("replay-131k", "replay of that plan", lambda: _replay(_of_scenario(*_BIG)), target_s=0.3),
     Figure(
-        name="replay-131k",
-        what="replay of that plan",
-        yardstick="numpy",
-        target_s=0.3,
-        prepare=lambda: _replay(_of_scenario(*_BIG)),
-    ),
-    Figure(
-        name="engine-131k",
-        what="SimPy engine on that plan",
-        yardstick="simpy",
+        "engine-131k",
+        "SimPy engine on that plan",
+        lambda: _engine(_of_scenario(*_BIG)),
         target_s=10.0,
         target_bytes=_GIGABYTE,
-        prepare=lambda: _engine(_of_scenario(*_BIG)),
-    ),
-    Figure(
-        name="replay-131k-pipeline",
-        what="replay at 131,072 GPUs with two stages",
-        yardstick="numpy",
-        target_s=0.3,
-        prepare=lambda: _replay(at_scale(131072)),
-    ),
-    Figure(
-        name="engine-131k-pipeline",
-        what="SimPy engine at 131,072 GPUs with two stages",
         yardstick="simpy",
+    ),
+    Figure(
+        "replay-131k-pipeline",
+        "replay at 131,072 GPUs with two stages",
+        lambda: _replay(at_scale(131072)),
+        target_s=0.3,
+    ),
+    Figure(
+        "engine-131k-pipeline",
+        "SimPy engine at 131,072 GPUs with two stages",
+        lambda: _engine(at_scale(131072)),
         target_s=10.0,
         target_bytes=_GIGABYTE,
-        prepare=lambda: _engine(at_scale(131072)),
+        yardstick="simpy",
     ),
     *(
         Figure(
-            name=f"uniform-{short}{suffix}",
-            what=f"static mesh, equal lengths: {what}",
-            yardstick="numpy",
+            f"uniform-{short}{suffix}",
+            f"static mesh, equal lengths: {what}",
+            lambda gpus=gpus, kind=kind: kind(_uniform(gpus)),  # type: ignore[misc]
             target_s=target_s,
-            prepare=lambda gpus=gpus, kind=kind: kind(_uniform(gpus)),  # type: ignore[misc]
         )
         for gpus, short in ((1024, "1k"), (12288, "12k"), (131072, "131k"))
         for kind, suffix, what, target_s in (
@@ -265,19 +222,13 @@ FIGURES: tuple[Figure, ...] = (
             (_fresh, "-fresh", "the same of a configuration not seen before", None),
         )
     ),
+    Figure("help", "hdpsim --help", lambda: _command("--help"), target_s=0.4, yardstick="python"),
     Figure(
-        name="help",
-        what="hdpsim --help",
-        yardstick="python",
-        target_s=0.4,
-        prepare=lambda: _command("--help"),
-    ),
-    Figure(
-        name="simulate-command",
-        what="hdpsim simulate, one batch, everything included",
-        yardstick="python",
+        "simulate-command",
+        "hdpsim simulate, one batch, everything included",
+        lambda: _command("simulate", DEMO, "--batches", "1"),
         target_bytes=_GIGABYTE,
-        prepare=lambda: _command("simulate", DEMO, "--batches", "1"),
+        yardstick="python",
     ),
 )
 

@@ -12,7 +12,7 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plan_costs, plan_micro_batches
+from hdpsim.simulator.plan_pieces import plan_costs
 from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
 from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.setup import Setup
@@ -22,11 +22,6 @@ from hdpsim.simulator.step_memory import (
     settled_layout,
 )
 from hdpsim.simulator.strategies.problem import PlanningProblem
-
-
-def micro_batches(problem: PlanningProblem, plan: Plan) -> MicroBatches:
-    """The micro-batches of a plan of this problem."""
-    return plan_micro_batches(problem.cost, plan)
 
 
 def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:

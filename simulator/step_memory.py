@@ -143,21 +143,19 @@ def hosted_tokens(setup: Setup, cost: MicroBatchCost, capacity: int) -> float:
     if setup.strategy.name == "static" or not setup.memory.must_fit:
         return np.inf
     layout, node = setup.layout, setup.cluster.node
-    stages = range(layout.parallel.pp)
-    states = max(
-        state_bytes(setup.model, layout, setup.ranks, stage, setup.memory.overheads).on_host
-        for stage in stages
-    )
-    contents = stage_contents(setup.model, layout)
     in_flight = max(
-        sum(
-            count * part.layers
-            for count, part in zip(in_flight_passes(layout, stage), contents[stage], strict=True)
-        )
-        for stage in stages
+        sum(count * part.layers for count, part in zip(in_flight_passes(layout, stage), content, strict=True))
+        for stage, content in enumerate(stage_contents(setup.model, layout))
     )
-    room = max(0.0, node.host_memory_bytes / node.gpus - states)
+    room = max(0.0, node.host_memory_bytes / node.gpus - states_on_host(setup))
     return capacity + room / (cost.activation_bytes_per_token * in_flight)
+
+
+def states_on_host(setup: Setup) -> float:
+    """Bytes of optimizer states in host memory for each GPU of the stage that has most."""
+    layout, overheads = setup.layout, setup.memory.overheads
+    stages = range(layout.parallel.pp)
+    return max(state_bytes(setup.model, layout, setup.ranks, stage, overheads).on_host for stage in stages)
 
 
 def plan_memory(setup: Setup, plan: Plan, stage: int | None = None) -> MemoryReport:
@@ -211,26 +209,18 @@ def _kind_memory(
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
     if _groups_grow(setup):
-        reports = [
-            memory_of(
-                setup,
-                tokens,
-                micro_batches=micro_batches,
-                sequence_tokens=longest,
-                stage=stage,
-                group_ranks=ranks,
-            )
-            for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, here))
+        asked: list[tuple[Setup, int, int | None]] = [
+            (setup, tokens, ranks) for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, here))
         ]
-        return _with_communicators(setup, plan, max(reports, key=_filled))
-    report = memory_of(
-        replace(setup, layout=settled_layout(setup, plan)),
-        capacity,
-        micro_batches=micro_batches,
-        sequence_tokens=longest,
-        stage=stage,
-    )
-    return _with_communicators(setup, plan, report)
+    else:
+        asked = [(replace(setup, layout=settled_layout(setup, plan)), capacity, None)]
+    reports = [
+        memory_of(
+            one, tokens, micro_batches=micro_batches, sequence_tokens=longest, stage=stage, group_ranks=ranks
+        )
+        for one, tokens, ranks in asked
+    ]
+    return _with_communicators(setup, plan, max(reports, key=_filled))
 
 
 def _most_tokens(plan: Plan, capacity: int, here: Bools | None) -> Iterator[tuple[int, int]]:
@@ -280,13 +270,10 @@ def _with_communicators(setup: Setup, plan: Plan, report: MemoryReport) -> Memor
 
 def communicators_s(setup: Setup, plan: Plan) -> float:
     """Time before a step in which its groups of ranks get communicators: one for every GPU of a rank."""
-    groups = ring_groups(setup, plan)
-    parallel = setup.layout.parallel
-    return (
-        0.0
-        if groups is None
-        else made_in_a_step_s(groups.groups * parallel.tp * parallel.pp, setup.cluster.gpus)
-    )
+    groups, parallel = ring_groups(setup, plan), setup.layout.parallel
+    if groups is None:
+        return 0.0
+    return made_in_a_step_s(groups.groups * parallel.tp * parallel.pp, setup.cluster.gpus)
 
 
 def check_fits(setup: Setup, report: MemoryReport) -> None:

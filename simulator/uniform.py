@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -112,14 +111,11 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         )
     )
     groups = min(setup.ranks // degree, batch.packs(setup))
-    if not _rings_alike(cost.fabric, groups, degree, setup.layout.parallel.rank_stride):
+    if not rings_alike(cost.fabric, groups, degree, setup.layout.parallel.rank_stride):
         result = simulate_step(setup, batch.lengths)
         return result.step_s, result.memory
     check_fits(setup, memory)
     return _seconds(priced, batch, degree), memory
-
-
-_rings_alike = lru_cache(maxsize=1024)(rings_alike)
 
 
 @shared(most=256)
@@ -128,16 +124,16 @@ def _seconds(setup: Setup, batch: _Batch, degree: int) -> float:
     cost, packs = micro_batch_cost(setup), batch.packs(setup)
     stride, held = setup.layout.parallel.rank_stride, setup.context_tokens // batch.tokens
     most = -(-packs // (setup.ranks // degree))  # micro-batches of a rank
-    ring = _ring(cost.fabric, degree, stride)
+    tier, crossing = _ring(cost.fabric, degree, stride)
     padding = setup.context_tokens - held * batch.tokens
     batches = MicroBatches(
         segment_tokens=np.full(held, batch.tokens, dtype=np.int64),
         segment_offsets=np.array([0, held]),
         group_size=np.array([degree]),
-        tier=ring.tier,
+        tier=tier,
         offload_ratio=np.array([setup.strategy.activation_offload]),
         padding_tokens=np.array([padding]) if setup.strategy.padding else None,
-        crossing=ring.crossing,
+        crossing=crossing,
         copies=packs,
     )
     costs = price_micro_batches(
@@ -146,18 +142,11 @@ def _seconds(setup: Setup, batch: _Batch, degree: int) -> float:
     return play_with_data(costs, lambda played: replay_lone_step(played, most)).step_s
 
 
-class _Ring(NamedTuple):
-    """Slowest tier, and shares that cross each, of the one ring there is; see FabricModel."""
-
-    tier: Ints
-    crossing: Floats | None
-
-
 @lru_cache(maxsize=1024)
-def _ring(fabric: FabricModel, degree: int, stride: int) -> _Ring:
-    """The ring of the first ranks."""
+def _ring(fabric: FabricModel, degree: int, stride: int) -> tuple[Ints, Floats | None]:
+    """Slowest tier of the ring of the first ranks, and shares that cross each; see FabricModel."""
     gpus, ring = np.arange(degree) * stride, np.array([0, degree])
-    return _Ring(fabric.ring_tiers(gpus, ring), fabric.ring_crossing(gpus, ring, stride))
+    return fabric.ring_tiers(gpus, ring), fabric.ring_crossing(gpus, ring, stride)
 
 
 def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:

@@ -28,8 +28,8 @@ from hdpsim.experiments.papers.bytescale_steps import (
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
+from hdpsim.simulator.plan_pieces import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
-from hdpsim.simulator.pricing import micro_batches
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Layer:
 def _layers(setup: Setup, lengths: Ints) -> tuple[Layer, Layer]:
     """The packed static micro-batch of median time in that batch, and the single long sequence on its own ranks."""
     plan, problem, _ = plan_batch(setup, lengths)
-    packs = micro_batches(problem, plan)
+    packs = plan_micro_batches(problem.cost, plan)
     forward_s = micro_batch_cost(setup).terms_s(packs, backward=False).sum(axis=(0, 1))
     median = int(np.argsort(forward_s, kind="stable")[len(forward_s) // 2])
     return _layer(setup, packs, median), single_layer(setup)

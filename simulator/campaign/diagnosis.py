@@ -67,10 +67,6 @@ class Diagnosis:
         seen = frozenset[Scope]().union(*(_SEES[test] for test in self.tests))
         return not (self.misses or self.false_positives) and seen == frozenset({"node", "link", "job"})
 
-    def begin(self, random: np.random.Generator) -> Round:
-        """A round of tests whose outcomes are drawn from *random*."""
-        return Round(self, random)
-
 
 @dataclass(slots=True)
 class Round:

@@ -11,7 +11,7 @@ import simpy
 
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.reliability.failures import FailureCause
-from hdpsim.simulator.campaign.diagnosis import Fault
+from hdpsim.simulator.campaign.diagnosis import Fault, Round
 from hdpsim.simulator.campaign.events import (
     FALSE_ALARM,
     STRAGGLER,
@@ -243,13 +243,14 @@ class _Run:
 
         A node whose heartbeats stopped is known without a test.
         """
-        handling, suite = self._setup.handling, self._setup.handling.diagnosis
+        handling = self._setup.handling
+        suite = handling.diagnosis
         by_hand = self._detect.uniform() < handling.manual_share
         if by_hand or any(fault.rounds >= suite.most_rounds for fault in self._faults):
             yield from self._pause("diagnosis", ticks(handling.manual_s))
             found = list(self._faults)
         else:
-            tests = suite.begin(self._test_random)
+            tests = Round(suite, self._test_random)
             for test, seconds in zip(suite.tests, suite.seconds, strict=True):
                 yield from self._pause("diagnosis", ticks(seconds))
                 tests.run(test, self._faults, self._setup.nodes - self._missing - len(self._faults))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,20 +11,9 @@ from hdpsim.arrays import Floats, Ints
 SAME = 1e-12  # relative difference below which two levels are one
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """What fair_rates returns, by activity.
-
-    Attributes:
-        rate: bytes per second of the largest flow of each activity.
-        bottleneck: place (in the capacities) of the link that limits it; -1 where only its own limit does.
-    """
-
-    rate: Floats
-    bottleneck: Ints
-
-
-def fair_rates(activity: Ints, link: Ints, flows: Floats, capacity: Floats, limit: Floats) -> Shares:
+def fair_rates(
+    activity: Ints, link: Ints, flows: Floats, capacity: Floats, limit: Floats
+) -> tuple[Floats, Ints]:
     """The max-min fair rates of activities whose flows advance together.
 
         maximise lexicographically the rates r_i, smallest first
@@ -45,6 +33,10 @@ def fair_rates(activity: Ints, link: Ints, flows: Floats, capacity: Floats, limi
         flows: of each entry: how many flows of the activity cross the link (n_il > 0).
         capacity: of each link, bytes per second.
         limit: of each activity, bytes per second of one flow.
+
+    Returns:
+        of each activity its rate, bytes per second of its largest flow, and the link that limits it (-1: its own
+        limit).
     """
     rate = np.zeros(len(limit))
     bottleneck = np.full(len(limit), -1, dtype=np.int64)
@@ -74,7 +66,7 @@ def fair_rates(activity: Ints, link: Ints, flows: Floats, capacity: Floats, limi
         stay = ~done
         activity, link, flows = activity[stay], link[stay], flows[stay]
     rate[open_] = limit[open_]
-    return Shares(rate, bottleneck)
+    return rate, bottleneck
 
 
 def fair_rates_of_few(
@@ -88,7 +80,7 @@ def fair_rates_of_few(
         limit: of each activity, bytes per second of one flow.
 
     Returns:
-        of each activity its rate, and the link that limits it (-1: its own limit).
+        as fair_rates.
     """
     rate, bottleneck = [0.0] * len(limit), [-1] * len(limit)
     left, open_ = dict(capacity), set(range(len(limit)))

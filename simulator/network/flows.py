@@ -22,7 +22,7 @@ an event or a time, not until its queue is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import simpy
@@ -34,7 +34,7 @@ from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.activity import Activity, Running
-from hdpsim.simulator.network.record import Recorder
+from hdpsim.simulator.network.record import FlowRecord, Recorder
 from hdpsim.simulator.network.sharing import FairSharing
 from hdpsim.simulator.network.use import LinkUse
 
@@ -164,3 +164,14 @@ class _Alarm(simpy.Event):
         self.env, self.running = env, running
         self.callbacks = [alarmed]
         self._ok, self._value = True, None
+
+
+def play_together(
+    links: Links, activities: Iterable[Activity], control: CongestionControl | None = None
+) -> FlowRecord:
+    """Start *activities* on empty *links* and wait for all of them."""
+    env = simpy.Environment()
+    network = FlowNetwork(env, links, control, record=True)
+    env.run(until=env.all_of([network.start(activity) for activity in activities]))
+    assert network.recorder is not None
+    return network.recorder.record()

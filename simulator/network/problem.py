@@ -75,14 +75,14 @@ def _solve_many(
 
     taken = use.carried(numbers) - moved(np.array([one.rate for one in chosen]))
     limit = np.array([one.limit for one in chosen])
-    shares = fair_rates(activity, place, weights, use.effective[numbers] - taken, limit)
+    rate, bottleneck = fair_rates(activity, place, weights, use.effective[numbers] - taken, limit)
     fastest = np.zeros(len(numbers))
-    np.maximum.at(fastest, place, shares.rate[activity])
-    stopped_by = np.where(shares.bottleneck >= 0, numbers[shares.bottleneck], -1)
+    np.maximum.at(fastest, place, rate[activity])
+    stopped_by = np.where(bottleneck >= 0, numbers[bottleneck], -1)
     names = numbers.tolist()
     return Solved(
-        rate=shares.rate.tolist(),
+        rate=rate.tolist(),
         stopped_by=stopped_by.tolist(),
-        carried=dict(zip(names, (taken + moved(shares.rate)).tolist(), strict=True)),
+        carried=dict(zip(names, (taken + moved(rate)).tolist(), strict=True)),
         fastest=dict(zip(names, fastest.tolist(), strict=True)),
     )

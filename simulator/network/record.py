@@ -99,10 +99,6 @@ class FlowRecord:
 
     def link_bytes(self) -> Floats:
         """[links]: bytes that every link carried: what its flows moved, piece by piece."""
-        return self._link_bytes.copy()
-
-    @cached_property
-    def _link_bytes(self) -> Floats:
         moved = self._moved(np.array([-np.inf, np.inf]))[:, 0]
         carried = np.zeros(len(self.links))
         for pattern, bytes_ in zip(self._patterns[0], moved, strict=True):

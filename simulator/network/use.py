@@ -39,9 +39,9 @@ class LinkUse:
         # Layers that hash, as the up-links of every switch: [switches, up-links].
         self._layers: list[tuple[int, int, Ints]] = []
         for kind, bins in (("leaf-up", links.leaf.bins), ("spine-up", links.spine.bins)):
-            first, count = links.first[cast(LinkKind, kind)], links.count[cast(LinkKind, kind)]
-            if bins > 1 and count and blocked > 0:
-                self._layers.append((first, first + count, np.arange(first, first + count).reshape(-1, bins)))
+            own = links.of_kind(cast(LinkKind, kind))
+            if bins > 1 and own.stop > own.start and blocked > 0:
+                self._layers.append((own.start, own.stop, np.arange(own.start, own.stop).reshape(-1, bins)))
         self._users = Users()
         self.users = self._users.on  # (link): who is on it, with how many flows
 

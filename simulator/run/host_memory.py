@@ -6,11 +6,11 @@ import math
 
 import simpy
 
-from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.run.record import Record
 from hdpsim.simulator.setup import Setup
+from hdpsim.simulator.step_memory import states_on_host
 
 
 class HostMemory:
@@ -104,10 +104,5 @@ def host_room_bytes(setup: Setup) -> float | None:
     """What the smallest host has beside optimizer states that live there; None where nothing has to fit."""
     if not setup.memory.must_fit:
         return None
-    layout, overheads = setup.layout, setup.memory.overheads
-    states = max(
-        state_bytes(setup.model, layout, setup.ranks, stage, overheads).on_host
-        for stage in range(layout.parallel.pp)
-    )
     smallest = min(kind.node.host_memory_bytes for kind in setup.cluster.kinds)
-    return smallest - states * setup.cluster.node_gpus
+    return smallest - states_on_host(setup) * setup.cluster.node_gpus

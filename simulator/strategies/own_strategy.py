@@ -46,7 +46,7 @@ def plan_own(problem: PlanningProblem) -> Plan:
             f"strategy {name}: expected a Plan, got {_kind(plan)}; PlanBuilder.build() makes one"
         )
     try:
-        plan = _as_arrays(plan)
+        plan = _with_arrays(plan)
         check_plan(problem, plan)
     except (PlanError, DeadlockError) as error:
         raise _of_strategy(name, error) from error
@@ -80,10 +80,10 @@ def check_plan(problem: PlanningProblem, plan: Plan) -> None:
             raise PlanError(
                 f"micro-batch {wide[0]} is shared by {plan.group_size[wide[0]]} ranks: {problem.spread_reason}"
             )
-    with promise("capacity"):
-        _check_offload(problem, plan)
+    _check_offload(problem, plan)
 
 
+@promise("capacity")
 def _check_offload(problem: PlanningProblem, plan: Plan) -> None:
     sums = np.concatenate(([0], np.cumsum(plan.segment_tokens)))
     tokens = np.diff(sums[plan.segment_offsets])
@@ -111,13 +111,9 @@ def least_offload(problem: PlanningProblem, tokens: Ints, ranks: Ints) -> Ints:
     return np.where(ratio > 1.0 + 1e-9, np.inf, np.clip(ratio, 0.0, 1.0))
 
 
-def _as_arrays(plan: Plan) -> Plan:
+@promise("arrays")
+def _with_arrays(plan: Plan) -> Plan:
     """The plan with its columns as arrays of the right kind, however they were written."""
-    with promise("arrays"):
-        return _converted(plan)
-
-
-def _converted(plan: Plan) -> Plan:
     changed: dict[str, object] = {}
     for name in _WHOLE:
         values = np.asarray(getattr(plan, name))

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
+from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.strategies.hdp.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
-from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.token_rates import token_rates
+from hdpsim.simulator.strategies.problem import PlanningProblem, linear_table
 
 BISECTIONS = 12
 FIRST_SIZES = 24  # group sizes looked at first
@@ -112,6 +114,42 @@ def _late_groups(
         rest = rest[~chosen]
 
 
+class _TokenRates:
+    """Least linear seconds per token of micro-batches up to each size.
+
+    Of the way through all stages or of the stage that takes longest with one full sequence. Time grows with tokens, so
+    between two sizes of the table the smaller one's time over the larger one's tokens is below any size between.
+    """
+
+    def __init__(self, cost: MicroBatchCost, capacity: int, most: int, *, all_stages: bool) -> None:
+        sizes, linear = linear_table(cost, most)
+        self._sizes = sizes.astype(np.float64)  # as what is searched for
+        layers = cost.attention_layers_by_stage / max(1, cost.busiest_attention_layers)
+        self.layers = float(layers.sum())
+        """Layers with attention over the busiest stage's."""
+        self.whole = not (all_stages and cost.layout.pipeline.schedule in SPLIT_SCHEDULES)
+        """Weight gradients included; those that a schedule runs apart hold up no other stage."""
+        if not self.whole:
+            chosen = cost.by_stage(cost.linear_by_kind_s(sizes, weight_gradients=False)).sum(axis=0)
+        elif all_stages:
+            chosen = linear.sum(axis=0)
+        else:
+            full = cost.linear_s([capacity])[:, 0] + layers * float(cost.sequence_s(capacity, 1, 0))
+            stage = int(full.argmax())
+            self.layers = float(layers[stage])
+            chosen = linear[stage]
+        self._rate_s = np.minimum.accumulate(chosen / np.append(sizes[1:], sizes[-1] + 1))
+
+    def linear_s(self, tokens: Floats) -> Floats:
+        """Seconds of micro-batches of so many tokens at their best rates."""
+        place = np.maximum(np.searchsorted(self._sizes, tokens, side="right") - 1, 0)
+        return np.asarray(tokens * self._rate_s[place])
+
+
+_rates = lru_cache(maxsize=64)(_TokenRates)
+"""The rates of a cost model, kept for the next batch."""
+
+
 class _Ideal:
     """Work on the busiest stage and on all stages of a rank, with GEMMs at the best rate any number of tokens gets."""
 
@@ -119,7 +157,7 @@ class _Ideal:
         self.problem = problem
         cost, capacity, most = problem.cost, problem.target_tokens, problem.most_tokens
         self._parts = [
-            token_rates(cost, capacity, most, all_stages=all_stages)
+            _rates(cost, capacity, most, all_stages=all_stages)
             for all_stages in ((False, True) if problem.stages > 1 else (False,))
         ]
 

@@ -27,12 +27,13 @@ from hdpsim.experiments.papers.bytescale_steps import (
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.simulator.plan_pieces import plan_micro_batches
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import make_spans
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.play.replay import replay_timeline
-from hdpsim.simulator.pricing import micro_batches, price_plan
+from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import StrategyName, StrategyOptions
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class ActivityJob:
         totals, begin_s = [], 0.0
         for lengths in self.steps.lengths():
             plan, problem, _ = plan_batch(setup, lengths)
-            costs, batches = price_plan(setup, problem, plan), micro_batches(problem, plan)
+            costs, batches = price_plan(setup, problem, plan), plan_micro_batches(problem.cost, plan)
             program = compile_program(plan, costs, None)
             timeline = replay_timeline(program, np.zeros(costs.stages))
             spans = make_spans(program, timeline)

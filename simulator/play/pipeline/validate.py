@@ -19,6 +19,16 @@ from hdpsim.simulator.play.shortcuts.lockstep import members_in_step
 from .program import compile_program, plan_entries
 
 
+@contextmanager
+def promise(name: str) -> Iterator[None]:
+    """A PlanError of this block, or function, says which promise it is about, unless it knows better."""
+    try:
+        yield
+    except PlanError as error:
+        error.promise = error.promise or name
+        raise
+
+
 def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: bool = False) -> None:
     """Raise unless *plan* is a complete plan for the batch that can be played through *stages* pipeline stages.
 
@@ -34,34 +44,20 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: boo
         PlanError: the first promise that is broken, and where.
         DeadlockError: the cycle of ranks that wait for each other.
     """
-    with promise("arrays"):
-        _check_arrays(plan)
-    with promise("members"):
-        _check_members(plan)
-    with promise("tokens"):
-        _check_tokens(plan, np.asarray(sequence_lengths, dtype=np.int64))
-    with promise("capacity"):
-        _check_capacity(plan)
-    with promise("order"):
-        _check_order(plan, stages, in_slots=stages > 1 or meets)
-        if plan.in_step:
-            _check_in_step(plan)
+    _check_arrays(plan)
+    _check_members(plan)
+    _check_tokens(plan, np.asarray(sequence_lengths, dtype=np.int64))
+    _check_capacity(plan)
+    _check_order(plan, stages, in_slots=stages > 1 or meets)
+    if plan.in_step:
+        _check_in_step(plan)
     if stages == 1 and not meets:
         # Common slots, checked above, already exclude a deadlock.
         nothing = np.zeros(plan.micro_batches)
         play(compile_program(plan, plain_costs(1, nothing, nothing)), np.zeros(1))
 
 
-@contextmanager
-def promise(name: str) -> Iterator[None]:
-    """A PlanError of this block says which promise it is about, unless it knows better."""
-    try:
-        yield
-    except PlanError as error:
-        error.promise = error.promise or name
-        raise
-
-
+@promise("order")
 def _check_in_step(plan: Plan) -> None:
     padding = plan.padding_tokens
     batches = MicroBatches(
@@ -90,6 +86,7 @@ def _first(bad: Bools) -> int | None:
     return int(places[0]) if len(places) else None
 
 
+@promise("arrays")
 def _check_arrays(plan: Plan) -> None:
     n = plan.micro_batches
     _require(plan.ranks >= 1, f"a plan needs at least one rank, this one has {plan.ranks}")
@@ -112,6 +109,7 @@ def _check_arrays(plan: Plan) -> None:
         raise PlanError(f"offload_ratio of micro-batch {bad} is {ratio[bad]}; it must lie in 0 .. 1")
 
 
+@promise("members")
 def _check_members(plan: Plan) -> None:
     empty = _first(plan.group_size == 0)
     if empty is not None:
@@ -128,6 +126,7 @@ def _check_members(plan: Plan) -> None:
         raise PlanError(f"the members of micro-batch {micro_batch} are not strictly ascending")
 
 
+@promise("tokens")
 def _check_tokens(plan: Plan, lengths: Ints) -> None:
     tokens, sequence, start = plan.segment_tokens, plan.segment_sequence, plan.segment_start
     outside = _first((sequence < 0) | (sequence >= len(lengths)))
@@ -155,6 +154,7 @@ def _check_tokens(plan: Plan, lengths: Ints) -> None:
         raise PlanError(f"{placed[wrong]} of the {lengths[wrong]} tokens of sequence {wrong} are placed")
 
 
+@promise("capacity")
 def _check_capacity(plan: Plan) -> None:
     sums = np.concatenate([[0], np.cumsum(plan.segment_tokens)])
     tokens = np.diff(sums[plan.segment_offsets])
@@ -169,6 +169,7 @@ def _check_capacity(plan: Plan) -> None:
         )
 
 
+@promise("order")
 def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
     outside = _first(((plan.order < 0) & (plan.order != HOLE)) | (plan.order >= plan.micro_batches))
     if outside is not None:

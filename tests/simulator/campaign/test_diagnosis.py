@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulator_plans import make_costs, make_plan
 
 from hdpsim.cost_models.reliability.failures import FailureCause, FailureProfile, Scope
-from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, Fault, TestName
+from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, Fault, Round, TestName
 from hdpsim.simulator.campaign.events import Handling
 from hdpsim.simulator.campaign.run import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
@@ -22,9 +22,13 @@ from hdpsim.simulator.play.pipeline.program import compile_program
 
 DAY, HOUR = 86400.0, 3600.0
 HANDLING = Handling(
-    heartbeat_s=10.0, heartbeat_misses=3, hang_timeout_s=100.0, diagnosis_s=100.0, manual_share=0.0,
+    heartbeat_s=10.0, heartbeat_misses=3, hang_timeout_s=100.0, diagnosis=Diagnosis(round_s=100.0), manual_share=0.0,
     manual_s=1000.0, repair_s=HOUR, fault_recurrence_s=600.0,
 )  # fmt: skip
+
+
+def with_tests(**changes: object) -> Handling:
+    return replace(HANDLING, diagnosis=replace(HANDLING.diagnosis, **changes))  # type: ignore[arg-type]
 
 
 def cause(scope: Scope = "node", per_day: float = 1.0, *, evict: bool = True) -> FailureCause:
@@ -64,7 +68,7 @@ def test_a_round_takes_its_tests_and_finds_what_they_see() -> None:
         (("all-reduce",), "link", 1),
     ):
         one = replace(suite, tests=tests)
-        tested = one.begin(np.random.default_rng(0))
+        tested = Round(one, np.random.default_rng(0))
         tested.run(tests[0], [Fault(cause(scope))], healthy=7)
         assert len(tested.found) == found
         assert tested.wrongly_found == 0
@@ -84,7 +88,7 @@ def test_more_mistakes_never_make_fewer(
     rounds = []
     for missed, falsely in zip(misses, wrong, strict=True):
         suite = Diagnosis(round_s=1.0, misses=missed, false_positives=falsely)
-        tested = suite.begin(np.random.default_rng(seed))
+        tested = Round(suite, np.random.default_rng(seed))
         faults = [Fault(cause("node")), Fault(cause("link")), Fault(cause("job"))]
         for test in TESTS:
             tested.run(test, faults, healthy)
@@ -103,9 +107,7 @@ def test_perfect_tests_cost_their_time_and_evict_every_fault_once() -> None:
 
 def test_faults_that_are_overlooked_strike_again_until_people_look() -> None:
     rare = {"days": 300.0, "failure_scale": 0.1}  # so that no two faults are there at once
-    blind = run(
-        campaign(replace(HANDLING, diagnosis_tests=("rnic",)), **rare)
-    )  # which sees no fault of a node
+    blind = run(campaign(with_tests(tests=("rnic",)), **rare))  # which sees no fault of a node
     seeing = run(campaign(HANDLING, **rare))
     # three rounds miss every fault, then people need 1,000 s: four stops for one
     assert blind.failures == pytest.approx(4 * seeing.failures, rel=0.15)
@@ -117,18 +119,15 @@ def test_faults_that_are_overlooked_strike_again_until_people_look() -> None:
 def test_heartbeats_tell_which_node_it_was() -> None:
     dead = replace(cause(), detection="heartbeat")
     profile = FailureProfile(name="test", title="test", causes=(dead,))
-    result = run(campaign(replace(HANDLING, diagnosis_misses=1.0), failures=profile))
+    result = run(campaign(with_tests(misses=1.0), failures=profile))
     assert result.overlooked == 0
     assert result.evictions == pytest.approx(result.failures, abs=1)
 
 
 def test_false_positives_evict_more_and_misses_restart_more() -> None:
     runs = [
-        [
-            run(campaign(replace(HANDLING, **{name: share}), days=30.0, seed=(0, number)))
-            for number in range(3)
-        ]
-        for name in ("diagnosis_false_positives", "diagnosis_misses")
+        [run(campaign(with_tests(**{name: share}), days=30.0, seed=(0, number))) for number in range(3)]
+        for name in ("false_positives", "misses")
         for share in (0.0, 0.02, 0.3)
     ]
     evictions = [sum(result.evictions for result in of) for of in runs[:3]]
