@@ -33,9 +33,8 @@ def stop() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is _arrived:
             signal.signal(number, signal.SIG_DFL)
-    exec(
-        ""
-    )  # Python ends by SIGINT after a KeyboardInterrupt in exec(), as of dataclasses, unless another exec follows
+    # Python ends by SIGINT after a KeyboardInterrupt in exec(), as of dataclasses, unless another exec follows.
+    exec("")
 
 
 def received() -> bool:

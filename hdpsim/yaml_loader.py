@@ -162,15 +162,14 @@ class _Builder:
 
     def build(self, node: yaml.Node, key: str) -> Any:
         """The data below *node*, which stands at the dotted *key*."""
-        line = node.start_mark.line + 1
-        self.lines.setdefault(key, line)
+        self.lines.setdefault(key, node.start_mark.line + 1)
         self._values += 1
         if self._values > _VALUES:  # also by an anchor that repeats anchors ("billion laughs")
-            raise YamlError(f"expands to more than {_VALUES:,} values: {_TOO_MANY}", self._source, line)
+            raise self._error(f"expands to more than {_VALUES:,} values: {_TOO_MANY}", node)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in self._open:
-            raise YamlError("an anchor contains itself", self._source, line)
+            raise self._error("an anchor contains itself", node)
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -184,17 +183,14 @@ class _Builder:
     def _mapping(self, node: yaml.Node, key: str) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            line = name_node.start_mark.line + 1
             if not isinstance(name_node, yaml.ScalarNode):
-                raise YamlError("a key must be a word, not a list or mapping", self._source, line)
+                raise self._error("a key must be a word, not a list or mapping", name_node)
             name = self._text(str(name_node.value), name_node)
             dotted = f"{key}.{name}" if key else name
             if name in result:
                 first = self.lines[dotted]
-                raise YamlError(
-                    f"{quoted(dotted)} is given twice (first in line {first})", self._source, line
-                )
-            self.lines[dotted] = line
+                raise self._error(f"{quoted(dotted)} is given twice (first in line {first})", name_node)
+            self.lines[dotted] = name_node.start_mark.line + 1
             result[name] = self.build(value_node, dotted)
         return result
 
@@ -210,8 +206,7 @@ class _Builder:
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
-            line = node.start_mark.line + 1
-            raise YamlError(f"{quoted(text)} is not a number of type {kind}", self._source, line) from None
+            raise self._error(f"{quoted(text)} is not a number of type {kind}", node) from None
         if kind == "bool":
             return text.lower() == "true"
         if kind == "null":
@@ -221,8 +216,7 @@ class _Builder:
     def _text(self, text: str, node: yaml.Node) -> str:
         """A text without halves of characters, which an escape can hold."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            line = node.start_mark.line + 1
-            raise YamlError(f"{quoted(text)} holds half a character (a lone surrogate)", self._source, line)
+            raise self._error(f"{quoted(text)} holds half a character (a lone surrogate)", node)
         return text
 
     def _check_tag(self, node: yaml.Node, kind: str) -> None:
@@ -230,6 +224,7 @@ class _Builder:
             raise self._unknown_tag(node)
 
     def _unknown_tag(self, node: yaml.Node) -> YamlError:
-        return YamlError(
-            f"the tag {quoted(node.tag)} is not allowed here", self._source, node.start_mark.line + 1
-        )
+        return self._error(f"the tag {quoted(node.tag)} is not allowed here", node)
+
+    def _error(self, message: str, node: yaml.Node) -> YamlError:
+        return YamlError(message, self._source, node.start_mark.line + 1)

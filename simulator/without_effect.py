@@ -23,8 +23,8 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.settings import changed_settings, note_on, with_default
 from hdpsim.simulator.setup import OF_PAPERS, Setup, StrategyOptions
 
-Rule = tuple[str, tuple[str, ...]]
-"""Why some settings change nothing (an empty text: they may), and their dotted keys."""
+Rule = tuple[str, str, str]
+"""Why some settings change nothing (an empty text: they may), their section and their names."""
 
 
 def without_effect(
@@ -54,23 +54,15 @@ def without_effect(
     )
     changed = changed_settings(setup)
     found: dict[str, str] = {}
-    for why, keys in rules:
-        for key in keys if why else ():
+    for why, section, names in rules:
+        for key in (f"{section}.{name}" for name in names.split() if why):
             if key in changed:
                 found.setdefault(key, note_on(key, changed[key], f": {why}"))
     return tuple(found.values())
 
 
-def _keys(section: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{name}" for name in names.split())
-
-
-def _layout(names: str) -> tuple[str, ...]:
-    return _keys("layout", names)
-
-
 def _of_model(setup: Setup) -> Iterator[Rule]:
-    yield "" if setup.model.frozen else "adapter_rank is 0", ("model.adapter_targets",)
+    yield "" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets"
 
 
 def _of_sharding(setup: Setup) -> Iterator[Rule]:
@@ -78,75 +70,71 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     sharding = f"sharding is {layout.sharding.kind}"
     alone = "there is one rank" if ranks == 1 else ""
     of_gradients = "gather_overlap prefetch_gather owner_broadcasts gradient_all_reduce bucket_parameters"
-    yield alone, _layout(f"dp_overlap shard_ranks gather_lists shard_copies {of_gradients}")
-    yield alone, _layout("cp" if layout.sharding.kind == "zero3" else "cp sharding")
-    yield alone, _keys("memory", "bucket_bytes gather_buffer_bytes")
+    yield alone, "layout", f"dp_overlap shard_ranks gather_lists shard_copies {of_gradients}"
+    yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
+    yield alone, "memory", "bucket_bytes gather_buffer_bytes"
     parallel = layout.parallel
     copies = ranks * max(1.0, parallel.tp / parallel.expert_gpus if setup.model.experts else 1.0)
     few = layout.sharding.ranks is not None and layout.sharding.ranks >= copies
-    yield f"there are only {ranks} ranks" if few else "", _layout("shard_ranks")
+    yield f"there are only {ranks} ranks" if few else "", "layout", "shard_ranks"
     frozen = setup.model.frozen and layout.sharding.kind != "zero3"
-    yield "the weights are frozen" if frozen else "", _layout("gradient_accumulation")
+    yield "the weights are frozen" if frozen else "", "layout", "gradient_accumulation"
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
-    yield early, _keys("memory", "bucket_bytes")
-    yield (
-        "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1",
-        _keys("memory", "gather_buffer_bytes"),
-    )
-    whole = "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3"
-    yield whole, _keys("memory", "sixteen_bit_shards")
+    yield early, "memory", "bucket_bytes"
+    yield "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1", "memory", "gather_buffer_bytes"
+    yield "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3", "memory", "sixteen_bit_shards"
     piped = "" if layout.parallel.pp == 1 else "a pipeline has several micro-batches in a step"
-    yield piped, _keys("memory", "gradients_freed")
+    yield piped, "memory", "gradients_freed"
 
 
 def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     layout, kept = setup.layout, setup.memory.overheads
     mode = f"recompute is {layout.recompute.kind}"
     selective = "" if layout.recompute.kind == "selective" else f"{mode}, not selective"
-    yield selective, _keys("memory", "selective_share selective_keeps")
+    yield selective, "memory", "selective_share selective_keeps"
     shares = (layout.recompute.products, layout.recompute.attention, layout.recompute.collectives)
     again = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
     spared = kept.selective_share not in (None, 1.0) or kept.selective_keeps is not None
     unfused = layout.kernels.attention == "unfused"
     if layout.recompute.kind == "selective" and not (unfused or again or spared):
-        yield "flash attention keeps no scores, and nothing else is recomputed", _layout("recompute")
+        yield "flash attention keeps no scores, and nothing else is recomputed", "layout", "recompute"
     if layout.recompute.kind == "selective" and unfused:
-        yield "selective recomputation repeats unfused attention", _layout("recompute_attention")
+        yield "selective recomputation repeats unfused attention", "layout", "recompute_attention"
     alike = all(kind.has_experts for kind in kinds_of(setup.model))
-    yield "every layer has experts" if alike else "", _layout("recompute_layers")
+    yield "every layer has experts" if alike else "", "layout", "recompute_layers"
     if kept.selective_keeps is not None:
-        yield "selective_keeps names what is kept", _keys("memory", "selective_share")
+        yield "selective_keeps names what is kept", "memory", "selective_share"
     separate = "" if layout.kernels.fused else "fused_kernels is false, which makes such copies"
     full = f"{mode}: no layer keeps them" if layout.recompute.kind == "full" else ""
-    yield separate or full, _keys("memory", "unfused_copies")
+    yield separate or full, "memory", "unfused_copies"
 
 
 def _of_precision(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
     wide = "precision is bf16" if layout.precision.products == "bf16" else ""
-    yield wide, _keys("memory", "eight_bit_copy_bytes")
+    yield wide, "memory", "eight_bit_copy_bytes"
     sharded = "sharding is zero3" if layout.sharding.kind == "zero3" else ""
-    yield sharded, _keys("memory", "eight_bit_copy_bytes")
+    yield sharded, "memory", "eight_bit_copy_bytes"
     has = {"attention": True, "latent": setup.model.expert_latent, "prediction": setup.model.mtp_layers}
     some = any(has[part] for part in parts_of_text(layout.precision.bf16_parts))
-    yield "" if some else f"{setup.model.name} has no such parts", _layout("bf16_parts")
+    yield "" if some else f"{setup.model.name} has no such parts", "layout", "bf16_parts"
 
 
 def _of_experts(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
     none = "" if model.experts else f"{model.name} has no experts"
-    yield none, _layout("etp expert_kernels expert_dispatch expert_imbalance expert_routing expert_padding")
-    yield none, _layout("ep_overlap cuda_graph_experts")
-    yield none, _keys("memory", "expert_outputs_kept")
+    yield none, "layout", "etp expert_kernels expert_dispatch expert_imbalance expert_routing expert_padding"
+    yield none, "layout", "ep_overlap cuda_graph_experts"
+    yield none, "memory", "expert_outputs_kept"
     same = layout.parallel.etp == max(1, layout.parallel.tp // layout.parallel.ep)
-    yield "that is what tp / ep leaves of it anyway" if same else "", _layout("etp")
+    yield "that is what tp / ep leaves of it anyway" if same else "", "layout", "etp"
 
 
 def _of_pipeline(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
     for name in ("embedding_layers", "stage_balance", "pipeline_layout") if layout.parallel.pp > 1 else ():
         same = _same_stages(model, with_default(setup, f"layout.{name}").layout, layout)
-        yield "every stage has the same layers without it" if same else "", _layout(name)
+        yield "every stage has the same layers without it" if same else "", "layout", name
 
 
 def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
@@ -159,7 +147,7 @@ def _same_stages(model: Model, plain: Layout, layout: Layout) -> bool:
 def _of_host(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
     if layout.host.cuda_graphs and (layout.host.cuda_graph_experts or not setup.model.experts):
-        yield "graphs leave no launch of a layer to wait for", _layout("launch_blocking")
+        yield "graphs leave no launch of a layer to wait for", "layout", "launch_blocking"
 
 
 def _of_needs(layout: Layout) -> Iterator[Rule]:
@@ -167,7 +155,7 @@ def _of_needs(layout: Layout) -> Iterator[Rule]:
     values = layout.switches()
     for name, switch in SWITCHES.items():
         for need in switch.about.needs:
-            yield "" if need.met(layout) else need.otherwise.format(**values), _layout(name)
+            yield "" if need.met(layout) else need.otherwise.format(**values), "layout", name
 
 
 def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool) -> Iterator[Rule]:
@@ -177,108 +165,90 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
         parts = (
             "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading"
         )
-        yield f"{name}, they are parts of HDP", _keys("strategy", f"{parts} estimate_error")
+        yield f"{name}, they are parts of HDP", "strategy", f"{parts} estimate_error"
     else:
-        yield f"{name}, not static", _keys("strategy", "activation_offload")
-        why = (
-            ""
-            if options.remote_data_loading
-            else "remote_data_loading is false: every node reads all at once"
-        )
-        yield why, _keys("data", "loader asynchronous_loading prefetch_steps")
+        yield f"{name}, not static", "strategy", "activation_offload"
+        remote = options.remote_data_loading
+        why = "" if remote else "remote_data_loading is false: every node reads all at once"
+        yield why, "data", "loader asynchronous_loading prefetch_steps"
     alike = "" if len(setup.cluster.kinds) > 1 else "all nodes are of one kind"
     static = f"{name}, which gives all ranks the same" if options.name == "static" else ""
-    mesh = (
-        ""
-        if options.dynamic_groups
-        else "dynamic_groups is false, and a static mesh gives all ranks the same"
-    )
+    dynamic = options.dynamic_groups
+    mesh = "" if dynamic else "dynamic_groups is false, and a static mesh gives all ranks the same"
     own = f"{name}, which plans as if all nodes were the slowest" if options.is_own else ""
-    yield alike or static or own or mesh, _keys("strategy", "speed_aware")
+    yield alike or static or own or mesh, "strategy", "speed_aware"
     if not options.is_own:  # which may read any of these
         yield from _of_hdp(options, name)
-    yield (
-        "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false",
-        _keys("data", "prefetch_steps"),
-    )
+    at_once = "" if setup.data_pipeline.asynchronous else "asynchronous_loading is false"
+    yield at_once, "data", "prefetch_steps"
     alone = "no sequence is shared by several ranks" if largest_group == 1 else ""
-    yield alone, _layout("cp_kind cp_keep_gathered")
+    yield alone, "layout", "cp_kind cp_keep_gathered"
     kind = setup.layout.context.kind
     ring = "" if kind == "ring" else f"cp_kind is {kind}, not ring"
-    yield alone or ring, _keys("memory", "ring_steps_kept")
-    cut = (
-        ""
-        if kind in CUT_ALONG_TOKENS
-        else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
-    )
+    yield alone or ring, "memory", "ring_steps_kept"
+    along = kind in CUT_ALONG_TOKENS
+    cut = "" if along else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
     whole = "" if shares_packs else "what ranks share are single sequences"
     usual = replace(setup, layout=setup.layout.changed(cp_sharding=None)).cp_sharding
     same = f"{name}, which does so anyway" if setup.cp_sharding == usual else ""
-    yield alone or cut or whole or same, _layout("cp_sharding")
-    yield alone or whole, _layout("cp_tolerance")
+    yield alone or cut or whole or same, "layout", "cp_sharding"
+    yield alone or whole, "layout", "cp_tolerance"
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     if options.name == "hdp-naive":
-        yield f"{name}, which never balances", _keys("strategy", "balancing")
+        yield f"{name}, which never balances", "strategy", "balancing"
     shaped = "" if options.of_bytescale else f"{name}, which is neither of ByteScale's algorithms"
-    yield shaped, _keys("strategy", "fixed_shape")
+    yield shaped, "strategy", "fixed_shape"
     if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
         why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
-        yield f"{why}, which fills no buckets", _keys("strategy", "buckets delta mode")
+        yield f"{why}, which fills no buckets", "strategy", "buckets delta mode"
     waits = options.name == "wlb-llm" and options.dynamic_groups
-    yield "" if waits else f"{name}, in which no document waits", _keys("strategy", "outlier_queues")
+    yield "" if waits else f"{name}, in which no document waits", "strategy", "outlier_queues"
     if options.name in OF_PAPERS and options.dynamic_groups:
         yield (
             f"{name}, which packs by work",
-            _keys("strategy", "packing padding balancing selective_offloading offload_ratio"),
+            "strategy",
+            "packing padding balancing selective_offloading offload_ratio",
         )
-        yield f"{name}, whose groups are all ranks" if options.name == "distca" else "", _layout("cp")
+        yield f"{name}, whose groups are all ranks" if options.name == "distca" else "", "layout", "cp"
     elif options.name != "static" and options.dynamic_groups:
         if options.name == "hdp-naive" or not options.balancing:
-            yield f"{name}, which packs and groups as sequences need it", _keys("strategy", "packing padding")
+            yield f"{name}, which packs and groups as sequences need it", "strategy", "packing padding"
         elif options.name == "hdp-balance":
-            yield (
-                f"{name}, which packs sequences in order of their length",
-                _keys("strategy", "packing padding"),
-            )
+            yield f"{name}, which packs sequences in order of their length", "strategy", "packing padding"
         elif options.packing != "concatenate":
-            yield f"{name}, which tries all packers that keep sequences whole", _keys("strategy", "packing")
-        yield f"{name}, whose groups are dynamic", _layout("cp")
+            yield f"{name}, which tries all packers that keep sequences whole", "strategy", "packing"
+        yield f"{name}, whose groups are dynamic", "layout", "cp"
         kept = "" if options.selective_offloading else "selective_offloading is false"
-        yield (
-            "its plans say what is offloaded" if options.is_own else kept,
-            _keys("strategy", "offload_ratio"),
-        )
+        yield "its plans say what is offloaded" if options.is_own else kept, "strategy", "offload_ratio"
     elif options.name != "static":
-        yield "dynamic_groups is false", _keys("strategy", "selective_offloading offload_ratio communicators")
-        yield "dynamic_groups is false, which leaves HDP the static mesh", _keys("strategy", "name")
+        yield "dynamic_groups is false", "strategy", "selective_offloading offload_ratio communicators"
+        yield "dynamic_groups is false, which leaves HDP the static mesh", "strategy", "name"
 
 
 def _of_execution(setup: Setup) -> Iterator[Rule]:
     options = setup.execution
     one_node = "all GPUs are on one node" if setup.cluster.nodes == 1 else ""
-    yield one_node, _keys("execution", "network link_flaps_per_hour")
+    yield one_node, "execution", "network link_flaps_per_hour"
     hashed = options.network == "flows" and setup.cluster.fabric.routing == "ecmp"
     drawn = options.draws_steps or options.slow_node_share or options.gpu_spread
     drawn = drawn or (setup.strategy.estimate_error and setup.strategy.name != "static")
-    yield (
-        "" if drawn or hashed else "no jitter, slow nodes, spread or pauses are drawn",
-        _keys("execution", "seed"),
-    )
-    yield "" if options.node_jitter else "node_jitter is 0", _keys("execution", "node_jitter_steps")
-    none = "" if options.slow_period_share else "slow_period_share is 0"
-    yield none, _keys("execution", "slow_period_factor slow_period_steps")
-    yield "" if options.slow_node_share else "slow_node_share is 0", _keys("execution", "slow_node_factor")
-    why = "" if options.gc_pause_s else "gc_pause is 0"
-    yield why, _keys("execution", "gc_period_steps gc_synchronised")
-    flaps = "" if options.link_flaps_per_hour else "link_flaps_per_hour is 0"
-    yield flaps, _keys("execution", "link_flap_mean nccl_timeout nccl_retries adaptive_retransmission")
+    yield "" if drawn or hashed else "no jitter, slow nodes, spread or pauses are drawn", "execution", "seed"
+    flaps = "link_flap_mean nccl_timeout nccl_retries adaptive_retransmission"
+    for name, value, keys in (
+        ("node_jitter", options.node_jitter, "node_jitter_steps"),
+        ("slow_period_share", options.slow_period_share, "slow_period_factor slow_period_steps"),
+        ("slow_node_share", options.slow_node_share, "slow_node_factor"),
+        ("gc_pause", options.gc_pause_s, "gc_period_steps gc_synchronised"),
+        ("link_flaps_per_hour", options.link_flaps_per_hour, flaps),
+    ):
+        yield "" if value else f"{name} is 0", "execution", keys
 
 
 def _of_memory(setup: Setup, report: MemoryReport | None) -> Iterator[Rule]:
     if report is None:
         return
-    yield "the step fits" if report.fits else "", _keys("memory", "must_fit")
+    yield "the step fits" if report.fits else "", "memory", "must_fit"
     room = report.capacity_bytes - report.total_bytes - report.run_ahead
-    yield "there is memory left for it" if room >= 0.0 else "", _keys("memory", "host_run_ahead")
+    yield "there is memory left for it" if room >= 0.0 else "", "memory", "host_run_ahead"

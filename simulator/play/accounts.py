@@ -10,8 +10,8 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
-from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.play.execution import WAITS, Execution, Noise, Spans
+from hdpsim.simulator.plan import HOLE
+from hdpsim.simulator.play.execution import WAITS, Execution, Spans
 from hdpsim.simulator.play.meetings import Meetings
 from hdpsim.simulator.play.pipeline.durations import Durations
 from hdpsim.simulator.play.pipeline.extras import Extras
@@ -85,7 +85,10 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
     term_s = _term_seconds(program, costs, program.entries, program.times.factors)
     waits = _waits(program, timeline)
     if program.given is not None and costs.overlapped_term is None:
-        own_s = _own_term_seconds(program, *program.given)
+        plan, given, noise = program.given  # of the micro-batches that each rank has in its meetings
+        entries = plan_entries(plan)
+        factors = Durations.of(given, program.chain, entries, program.way, noise).factors
+        own_s = _term_seconds(program, given, entries, factors)
         waits = waits[0], waits[1] + (term_s - own_s).sum(axis=0)
         term_s = own_s
     for term, seconds in longer_s:
@@ -137,9 +140,8 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats]:
     operation, extras = program.part_operation, program.extras
     free_s = _free_s(program, timeline)
     # Nothing has to arrive for the first link of a chain; for the others the result of the link before it.
-    if timeline.arrival_s is not None:
-        arrival_s = timeline.arrival_s
-    else:
+    arrival_s = timeline.arrival_s
+    if arrival_s is None:
         arrival_s = np.zeros(len(timeline.end_s))
         arrival_s[program.units :] = (timeline.end_s + program.result_delay_s)[: -program.units]
     latest_s = arrival_s[operation]
@@ -179,13 +181,6 @@ def _sum_by_rank(values: Floats, entries: Entries, ranks: int) -> Floats:
         first = np.flatnonzero(np.diff(entries.rank, prepend=-1))
         total[..., entries.rank[first]] = np.add.reduceat(values, first, axis=-1)
     return total
-
-
-def _own_term_seconds(program: Program, plan: Plan, costs: StepCosts, noise: Noise | None) -> Floats:
-    """[terms, stages, ranks]: of the micro-batches that each rank has in its meetings."""
-    entries = plan_entries(plan)
-    factors = Durations.of(costs, program.chain, entries, program.way, noise).factors
-    return _term_seconds(program, costs, entries, factors)
 
 
 def _term_seconds(

@@ -145,11 +145,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
         (work for _, work in remedies),
     )
     mean_s = iter(_mean_steps(graph, works, len(sets) * 2 + len(remedies), report))
-    alone_s, fixed_s, evened_s = (
-        list(islice(mean_s, len(sets))),
-        list(islice(mean_s, len(sets))),
-        list(mean_s),
-    )
+    alone_s, fixed_s = (list(islice(mean_s, len(sets))) for _ in range(2))
     baseline = (float(without_gaps.mean()), float(ideal_s.mean()))
     effects = iter(
         _effect(name, int(members.sum()), alone, fixed, baseline)
@@ -172,7 +168,7 @@ def analyse(graph: RecordedGraph, report: Report = lambda done, total: None) -> 
         worker=tuple(divmod(int(workers[i]), job.stages) for i in worst),
         remedies=tuple(
             _effect(name, compute, None, seconds, baseline)
-            for (name, _), seconds in zip(remedies, evened_s, strict=True)
+            for (name, _), seconds in zip(remedies, mean_s, strict=True)
         ),
     )
 

@@ -32,9 +32,8 @@ class Contest:
         self._reorders = reorders and problem.in_slots
         self._judged = False
         self._seen: set[bytes] = set()
-        self._priced: tuple[MicroBatches, StepCosts] | None = (
-            None  # a mesh dealt in two ways, a plan and its opposite
-        )
+        # For a mesh dealt in two ways, and for a plan and its opposite.
+        self._priced: tuple[MicroBatches, StepCosts] | None = None
         windows = ComputeWindows.endless(problem.stages)
         around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
         self._around_s = float(

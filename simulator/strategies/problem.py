@@ -12,6 +12,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
+from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import StrategyOptions
 from hdpsim.simulator.strategies.estimates import EstimateError
 
@@ -97,14 +98,17 @@ class PlanningProblem:
         if self.most_ranks == self.ranks:
             return ""
         layout = self.cost.layout
+        what = f"layout.cp_kind = {layout.context.kind} spreads"
         if self.cost.model.mamba is not None and layout.context.kind != "ulysses":
-            return (
-                f"scans of Mamba-2 layers are spread by whole heads, of which a GPU has {self.most_ranks} "
-                f"(layout.tp = {layout.parallel.tp})"
-            )
-        return (
-            f"layout.cp_kind = {layout.context.kind} spreads whole heads, of which a GPU has {self.most_ranks} "
-            f"(layout.tp = {layout.parallel.tp})"
+            what = "scans of Mamba-2 layers are spread by"
+        return f"{what} whole heads, of which a GPU has {self.most_ranks} (layout.tp = {layout.parallel.tp})"
+
+    def too_long(self, tokens: int, ranks: int, however: str = "") -> InfeasibleError:
+        """The error that a sequence does not fit on so many ranks, *however* that is tried."""
+        reason = f"; {self.spread_reason}" if self.spread_reason else ""
+        return InfeasibleError(
+            f"a sequence of {tokens} tokens does not fit on {ranks} ranks of {self.capacity_tokens} tokens{however} "
+            f"(layout.rank_capacity){reason}"
         )
 
     @property

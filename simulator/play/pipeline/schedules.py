@@ -198,9 +198,8 @@ def _v_order(stages: int, stage: int, slots: int) -> Ints:
     before = 0
     for pattern, times in phases:
         for offset, kind in enumerate(pattern):
-            existing = np.arange(
-                min(times, slots - seen[kind]), dtype=np.int64
-            )  # none where that is negative
+            # None where that is negative.
+            existing = np.arange(min(times, slots - seen[kind]), dtype=np.int64)
             piece = np.zeros((4, len(existing)), dtype=np.int64)
             piece[0], piece[1], piece[2] = *kind, seen[kind] + existing
             pieces.append(piece)
@@ -256,9 +255,8 @@ def _dualpipe_order(stages: int, stage: int, slots: int) -> list[_Row]:
         weight()
         forward(1)
     for number in range(slots // 2 - stages + near + 1):
-        if (
-            number == 0 and near == half - 1
-        ):  # the first pair of the two stages in the middle is not overlapped
+        # The first pair of the two stages in the middle is not overlapped.
+        if number == 0 and near == half - 1:
             forward(0)
             backward(1)
         else:

@@ -51,14 +51,11 @@ def plan_flexsp(problem: PlanningProblem) -> Plan:
     Raises:
         InfeasibleError: a sequence that fits no group.
     """
-    sizes = _sizes(problem)
+    sizes = [1 << power for power in range(problem.most_ranks.bit_length())]
     room = sizes[-1] * problem.capacity_tokens
     longest = int(problem.lengths.max())
     if longest > room:
-        raise InfeasibleError(
-            f"a sequence of {longest} tokens does not fit on {sizes[-1]} ranks of {problem.capacity_tokens} tokens "
-            f"(layout.rank_capacity){'; ' + problem.spread_reason if problem.spread_reason else ''}"
-        )
+        raise problem.too_long(longest, sizes[-1])
     times = _Times.of(problem, sizes)
     order = np.argsort(-problem.lengths, kind="stable")
     fewest = -(-int(problem.lengths.sum()) // (problem.ranks * problem.capacity_tokens))
@@ -95,11 +92,6 @@ def _words(chunk: _Chunk) -> str:
     sizes, counts = np.unique([group.size for group in chunk.groups], return_counts=True)
     pairs = list(zip(sizes.tolist(), counts.tolist(), strict=True))[::-1]
     return "<" + ", ".join(f"{size}" if count == 1 else f"{size} x {count}" for size, count in pairs) + ">"
-
-
-def _sizes(problem: PlanningProblem) -> list[int]:
-    """Powers of two up to the largest group."""
-    return [1 << power for power in range(problem.most_ranks.bit_length())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 RESIDENT_LAYERS = 2.0
@@ -124,13 +123,9 @@ def needed_ratio(problem: PlanningProblem, lengths: Ints, group_size: Ints) -> F
     offload = problem.options.selective_offloading and layers > RESIDENT_LAYERS
     least_room = RESIDENT_LAYERS / layers if offload else 1.0
     if np.any(room < least_room * (1.0 - 1e-12)):
-        longest = int(lengths[np.argmin(room)])
-        reason = problem.spread_reason
-        raise InfeasibleError(
-            f"a sequence of {longest} tokens does not fit on {int(group_size[np.argmin(room)])} ranks of "
-            f"{problem.capacity_tokens} tokens{', even with its activations offloaded' if offload else ''} "
-            f"(layout.rank_capacity){'; ' if reason else ''}{reason}"
-        )
+        number = np.argmin(room)
+        however = ", even with its activations offloaded" if offload else ""
+        raise problem.too_long(int(lengths[number]), int(group_size[number]), however)
     if not offload:
         return np.zeros(len(lengths))
     kept = (room * layers - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)

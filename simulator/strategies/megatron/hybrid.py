@@ -55,10 +55,7 @@ def _needed(length: int, problem: PlanningProblem) -> int:
     ranks = -(-length // problem.capacity_tokens)
     size = min(1 << (ranks - 1).bit_length(), problem.most_ranks)
     if size < ranks:
-        raise InfeasibleError(
-            f"a sequence of {length} tokens does not fit on {size} ranks of {problem.capacity_tokens} tokens "
-            "(layout.rank_capacity)"
-        )
+        raise problem.too_long(length, size)
     return size
 
 

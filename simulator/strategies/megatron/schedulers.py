@@ -100,10 +100,7 @@ class _Round:
         self._free = problem.ranks
         first = next((size for size in self._sizes if lengths[longest] <= size * self._capacity), None)
         if first is None:
-            raise InfeasibleError(
-                f"a sequence of {lengths[longest]} tokens does not fit on {self._sizes[-1]} ranks of "
-                f"{self._capacity} tokens (layout.rank_capacity)"
-            )
+            raise problem.too_long(lengths[longest], self._sizes[-1])
         self._cap = ROUND_SLACK * lengths[longest] ** 2 / first
         self._add(longest, self._new(first))
 

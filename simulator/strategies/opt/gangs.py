@@ -83,9 +83,8 @@ def place_gangs(
     taken_s = times_s.copy()
     near = Neighbourhood.of(problem)
     for region, gangs in _regions(near, loads, sizes, times_s):
-        own = RankLoads(
-            loads.free_s[region], loads.slot[region], loads.longest_s[region]
-        )  # views: booked in place
+        # Views: booked in place.
+        own = RankLoads(loads.free_s[region], loads.slot[region], loads.longest_s[region])
         placed = _place_in_turn(
             near, problem.bubble_weight, own, sizes[gangs], times_s[gangs], apart_s[gangs], deadline_s
         )
@@ -255,11 +254,8 @@ class _Rows:
 
     def _sort_one(self, number: int) -> None:
         """As _sort, of one row of ranks."""
-        part, loads, of = (
-            slice(number * self.row, (number + 1) * self.row),
-            self._loads,
-            self._of[:, number, 1:],
-        )
+        part = slice(number * self.row, (number + 1) * self.row)
+        loads, of = self._loads, self._of[:, number, 1:]
         ready_s = self._ready_s[part]
         self._order[number] = order = ready_s.argsort(kind="stable")
         of[_START] = start_s = ready_s[order]
@@ -387,9 +383,7 @@ class _Places:
     def _ready_s(self, ranks: Ints) -> float:
         """When the last of these ranks is ready, past the slots that it leaves out."""
         gang, loads = self._gang, self._loads
-        if (
-            gang.weight and len(ranks) <= FEW_RANKS
-        ):  # the same sums in plain Python, which is faster with a few
+        if gang.weight and len(ranks) <= FEW_RANKS:  # the same sums in plain Python: faster with a few
             slots = loads.slot[ranks].tolist()
             last, latest_s = max(slots), 0.0
             for free_s, longest_s, slot in zip(

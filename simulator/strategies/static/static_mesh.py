@@ -113,9 +113,8 @@ def _static_drafts(problem: PlanningProblem) -> list[MeshDraft]:
     reason: InfeasibleError | None = None
     packs: MeshPacks | None = None
     for degree in mesh_degrees(problem):
-        if (
-            packs is None or problem.cost.layout.pipeline.schedule == "dualpipe"
-        ):  # whose packs depend on the groups
+        by_groups = problem.cost.layout.pipeline.schedule == "dualpipe"  # whose packs depend on them
+        if packs is None or by_groups:
             try:
                 packs = MeshPacks.of(
                     problem, options.packing, padding=options.padding, groups=problem.ranks // degree
@@ -215,9 +214,42 @@ class MeshDraft:
         return cls(problem, packs, degree, times_s, longest_first, work_s, least_s)
 
     def plan(self) -> Plan:
-        """The plan."""
-        return mesh_plan(
-            self.problem, self.packs, self.degree, self.times_s, longest_first=self.longest_first
+        """Deal packs to groups, in turn or longest first."""
+        problem, packed, degree, times_s = self.problem, self.packs, self.degree, self.times_s
+        groups, packs = problem.ranks // degree, packed.count
+        pieces, offsets = packed.pieces, packed.offsets
+        if self.longest_first:
+            group, slot = _longest_first(times_s, groups)
+            order, slots = np.lexsort((slot, group)), np.bincount(group, minlength=groups)
+            alike = False
+        else:
+            alike = packed.batches(problem, degree).alike
+            group = np.arange(packs, dtype=np.int64) % groups
+            order, slots = _round_robin(packs, groups)
+        member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
+        member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
+        if alike:  # groups that cross a node or a block are slower
+            alike = rings_alike(
+                problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
+            )
+        full = int(pieces.tokens.sum()) / packs / problem.context_tokens
+        return Plan(
+            strategy=problem.options.name,
+            ranks=problem.ranks,
+            capacity_tokens=problem.capacity_tokens,
+            segment_tokens=pieces.tokens.copy(),  # may be the caller's lengths
+            segment_sequence=pieces.sequence,
+            segment_start=pieces.start,
+            segment_offsets=offsets,
+            member_ranks=member_ranks,
+            member_offsets=member_offsets,
+            offload_ratio=np.full(packs, problem.mesh_offload_ratio),
+            order=_repeated(order, slots, degree),
+            order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
+            padding_tokens=packed.padding_tokens,
+            makespan_s=float(np.bincount(group, weights=times_s, minlength=groups).max()),
+            in_step=alike,
+            notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
         )
 
 
@@ -265,47 +297,6 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
     return sorted(drafts, key=lambda draft: draft.least_s)
 
 
-def mesh_plan(
-    problem: PlanningProblem, packed: MeshPacks, degree: int, times_s: Floats, *, longest_first: bool
-) -> Plan:
-    """Deal packs that take *times_s* to groups of *degree* ranks, in turn or longest first."""
-    groups, packs = problem.ranks // degree, packed.count
-    pieces, offsets = packed.pieces, packed.offsets
-    if longest_first:
-        group, slot = _longest_first(times_s, groups)
-        order, slots = _in_slots(group, slot, groups)
-        alike = False
-    else:
-        alike = packed.batches(problem, degree).alike
-        group = np.arange(packs, dtype=np.int64) % groups
-        order, slots = _round_robin(packs, groups)
-    member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
-    member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
-    if alike:  # groups that cross a node or a block are slower
-        alike = rings_alike(
-            problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
-        )
-    full = int(pieces.tokens.sum()) / packs / problem.context_tokens
-    return Plan(
-        strategy=problem.options.name,
-        ranks=problem.ranks,
-        capacity_tokens=problem.capacity_tokens,
-        segment_tokens=pieces.tokens.copy(),  # may be the caller's lengths
-        segment_sequence=pieces.sequence,
-        segment_start=pieces.start,
-        segment_offsets=offsets,
-        member_ranks=member_ranks,
-        member_offsets=member_offsets,
-        offload_ratio=np.full(packs, problem.mesh_offload_ratio),
-        order=_repeated(order, slots, degree),
-        order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
-        padding_tokens=packed.padding_tokens,
-        makespan_s=float(np.bincount(group, weights=times_s, minlength=groups).max()),
-        in_step=alike,
-        notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
-    )
-
-
 @lru_cache(maxsize=1024)
 def rings_alike(fabric: FabricModel, groups: int, degree: int, stride: int) -> bool:
     """Whether the rings of the first *groups* groups of neighbouring ranks, *stride* GPUs apart, are equally fast."""
@@ -342,11 +333,6 @@ def _round_robin(packs: int, groups: int) -> tuple[Ints, Ints]:
     first = np.cumsum(slots) - slots
     slot = np.arange(packs, dtype=np.int64) - np.repeat(first, slots)
     return np.repeat(np.arange(groups, dtype=np.int64), slots) + groups * slot, slots
-
-
-def _in_slots(group: Ints, slot: Ints, groups: int) -> tuple[Ints, Ints]:
-    """The same of any dealing without holes."""
-    return np.lexsort((slot, group)), np.bincount(group, minlength=groups)
 
 
 def _repeated(order: Ints, slots: Ints, degree: int) -> Ints:
