@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -133,7 +133,7 @@ def draw(entries: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--plot", action="store_true", help="draw docs/images/flow_cost.png")
     options = parser.parse_args()

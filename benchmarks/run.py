@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ PLOT = RESULTS.parents[1] / "docs" / "images" / "scaling.png"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="only figures whose name contains TEXT")
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help="runs per figure (median)")
     parser.add_argument("--no-scaling", action="store_true", help="leave out the series over GPUs")
@@ -54,7 +54,7 @@ def main() -> None:
     print(markdown(table(entries)) if options.show else f"\n{plain_text(table(entries))}")
 
 
-def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_all(options: Namespace) -> list[dict[str, Any]]:
     """Measure what *options* choose and write the results."""
     sticks = yardsticks(options.repeats)
     print(

@@ -103,8 +103,7 @@ def load_strategy(name: str) -> Strategy:
 
 def source_hash(name: str) -> str:
     """SHA-256 of the source of a strategy: its module, and what that uses of the same package or folder."""
-    function = load_strategy(name)
-    module = sys.modules.get(getattr(function, "__module__", type(function).__module__))
+    module = _module_of(name)
     digest = hashlib.sha256(name.encode())
     for path in sorted(_source_files(module)):
         digest.update(path.read_bytes())
@@ -113,9 +112,12 @@ def source_hash(name: str) -> str:
 
 def location(name: str) -> str:
     """The file in which a strategy is."""
+    return str(getattr(_module_of(name), "__file__", "") or "")
+
+
+def _module_of(name: str) -> ModuleType | None:
     function = load_strategy(name)
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    return str(getattr(module, "__file__", "") or "")
+    return sys.modules.get(getattr(function, "__module__", type(function).__module__))
 
 
 def _imported(name: str) -> Callable[..., object]:

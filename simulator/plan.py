@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,16 @@ from hdpsim.arrays import Floats, Ints
 
 HOLE = -1
 """A slot of a rank's order in which it has no micro-batch (only with a pipeline)."""
+
+
+class Entries(NamedTuple):
+    """The entries of the orders of all ranks that are not holes, by rank and slot."""
+
+    order_index: Ints
+    """Place in Plan.order."""
+    rank: Ints
+    slot: Ints
+    micro_batch: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,19 @@ class Plan:
     def group_size(self) -> Ints:
         """Ranks that share each micro-batch."""
         return np.diff(self.member_offsets)
+
+    @property
+    def tokens(self) -> Ints:
+        """Of each micro-batch over all its ranks, padding included."""
+        tokens: Ints = np.add.reduceat(self.segment_tokens, self.segment_offsets[:-1])
+        return tokens if self.padding_tokens is None else tokens + self.padding_tokens
+
+    @property
+    def entries(self) -> Entries:
+        """What every rank runs."""
+        index = np.flatnonzero(self.order != HOLE)
+        rank = np.repeat(np.arange(self.ranks), np.diff(self.order_offsets))[index]
+        return Entries(index, rank, index - self.order_offsets[rank], self.order[index])
 
     @property
     def shares_packs(self) -> bool:

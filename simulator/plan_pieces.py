@@ -14,7 +14,7 @@ from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed import MixedCost
 from hdpsim.cost_models.step.step import step_costs
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import Plan
 
 
 def plan_costs(
@@ -65,16 +65,9 @@ def _routed_tokens(plan: Plan, share: int) -> Floats | None:
     Experts get tokens of all these ranks alike, whoever has how many. Of a group that spans several such blocks the
     fullest block counts. None: all ranks have as many as the mean.
     """
-    sizes = plan.group_size
-    tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
-    if plan.padding_tokens is not None:
-        tokens = tokens + plan.padding_tokens
-    slots = np.diff(plan.order_offsets)
-    held = np.flatnonzero(plan.order != HOLE)
-    rank = np.repeat(np.arange(plan.ranks), slots)[held]
-    room = (held - plan.order_offsets[rank]) * (plan.ranks // share) + rank // share
-    micro_batch = plan.order[held]
-    own = tokens / sizes
+    _, rank, slot, micro_batch = plan.entries
+    room = slot * (plan.ranks // share) + rank // share
+    own = plan.tokens / plan.group_size
     mean = np.bincount(room, weights=own[micro_batch]) / share
     routed = np.zeros(plan.micro_batches)
     np.maximum.at(routed, micro_batch, mean[room])

@@ -86,14 +86,14 @@ class StepResult:
     largest_group: int
     rank_capacity_tokens: int
     memory: MemoryReport
-    planning_wall_s: float
-    execution_wall_s: float
     events: int
     spans: Spans | None
     plan: Plan
     notes: tuple[str, ...]
     work_left_out: float = 0.0
     network: SharedLinks | None = None
+    planning_wall_s: float = 0.0
+    execution_wall_s: float = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -179,14 +179,12 @@ def result_of(
         largest_group=int(plan.group_size.max()),
         rank_capacity_tokens=plan.capacity_tokens,
         memory=report,
-        planning_wall_s=0.0,
-        execution_wall_s=0.0,
         events=execution.events,
         network=execution.network,
         spans=execution.spans,
         plan=plan,
         notes=(
-            f"calibration {_calibration_names(setup)}",
+            f"calibration {', '.join(dict.fromkeys(kind.calibration.name for kind in setup.kinds))}",
             *plan.notes,
             *without_effect(setup, int(plan.group_size.max()), report, shares_packs=plan.shares_packs),
             *fit_notes(report),
@@ -196,8 +194,3 @@ def result_of(
         ),
         work_left_out=1.0 - model_flop / whole_flop,
     )
-
-
-def _calibration_names(setup: Setup) -> str:
-    """Of all kinds of nodes, each once."""
-    return ", ".join(dict.fromkeys(kind.calibration.name for kind in setup.kinds))

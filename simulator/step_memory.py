@@ -25,7 +25,7 @@ from hdpsim.cost_models.transformer.layer_kinds import attention_layers
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import OutOfMemoryError
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.setup import Setup
 
@@ -229,9 +229,7 @@ def _most_tokens(plan: Plan, capacity: int, here: Bools | None) -> Iterator[tupl
     Where a rank has more than C, and sends the rest to the host, as many ranks with C as hold the micro-batch: what
     they keep of each other is as much.
     """
-    sizes, tokens = plan.group_size, np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
-    if plan.padding_tokens is not None:
-        tokens = tokens + plan.padding_tokens
+    sizes, tokens = plan.group_size, plan.tokens
     if here is not None:
         meets = np.logical_or.reduceat(here[plan.member_ranks], plan.member_offsets[:-1])
         sizes, tokens = sizes[meets], tokens[meets]
@@ -349,8 +347,7 @@ def with_allocator_waits(plan: Plan, wait_s: float, execution: Execution) -> Exe
     host = execution.accounts.index("host")
     if not wait_s or execution.account_s[host].mean() >= execution.step_s / 2.0:
         return execution
-    of_entry = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))
-    waits_s = wait_s * np.bincount(of_entry[plan.order != HOLE], minlength=plan.ranks)
+    waits_s = wait_s * np.bincount(plan.entries.rank, minlength=plan.ranks)
     account_s = execution.account_s.copy()
     account_s[host] += waits_s[:, None]
     account_s[execution.accounts.index("wait_gradients")] += (waits_s.max() - waits_s)[:, None]

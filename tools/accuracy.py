@@ -11,9 +11,9 @@ predictions is written, too.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,7 @@ def alike(shown: str, computed: str) -> bool:
 
 def main() -> int:
     """Write or check; 1 when a page shows something else."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--bytescale", action="store_true", help="the cells of ByteScale too (minutes)")
     options = parser.parse_args()

@@ -7,8 +7,8 @@ for the layer of the case study, the degree of its cells stands behind it. docs/
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,7 +104,7 @@ def row(found: Values) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=2, metavar="N", help="of Figures 17 and 19")
     options = parser.parse_args(arguments)
     for number, name in enumerate(SETUP["machines"]):

@@ -7,9 +7,9 @@ Without tables of kernels the constants that these decided stay, and only the ru
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -163,9 +163,7 @@ def kernel_errors(paths: Sequence[str]) -> str:
 
 def main() -> None:
     """Fit, write the files, fill the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", metavar="KERNELS.csv", help="tables of measured kernels")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=tuple(GPUS), action="append", help="this generation; pages stay")

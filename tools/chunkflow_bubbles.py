@@ -11,7 +11,7 @@ attend to more keys, transfers.
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,9 +92,7 @@ def bubble(run: Sequence[Pass], lengths: Sequence[float], stages: int) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print both shares."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", type=float, default=[4.0, 2.0, 1.0, 1.0], metavar="LENGTH")
     parser.add_argument("--stages", type=int, default=4, metavar="P")
     parser.add_argument("--chunk", type=float, default=2.0, metavar="LENGTH", help="ChunkSize")

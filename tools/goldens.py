@@ -10,12 +10,12 @@ which figures moved, and by how much.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -113,9 +113,7 @@ def diff(before: Path, after: Path, shown: int) -> int:
 
 def main() -> int:
     """Read the command line and do it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     record = verbs.add_parser("record", help="ask all questions and keep the answers")
     record.add_argument("file", type=Path)

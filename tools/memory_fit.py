@@ -6,8 +6,8 @@ Written into experiments/data/memory_margin.yaml by hand, with what the records 
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -64,7 +64,7 @@ def fit(shares: Floats, ran: Bools) -> MemoryFit:
 
 def main() -> None:
     """Fit, and show how often each stretch of predictions ran."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     shares, ran = verdicts(parser.parse_args().files)
     if ran.all() or not ran.any():

@@ -7,8 +7,8 @@ hdp-opt's step over the fastest other's: below zero it wins.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -99,7 +99,7 @@ def step_s(settings: tuple[str, ...], name: str, lengths: Ints) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the cases in which hdp-opt is slower, and how far it is ahead in the others."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", default="8,64", metavar="N,M")
     parser.add_argument("--pp", default="1,2,4,8", metavar="P,Q")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="batches of every kind")

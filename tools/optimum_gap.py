@@ -15,8 +15,8 @@ sequences, pipelines.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from itertools import combinations
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def gaps(batches: int, sequences: int) -> dict[str, list[float]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=12, metavar="N")
     parser.add_argument("--sequences", type=int, default=7, metavar="N", help="of a batch; 4 ranks")
     options = parser.parse_args(arguments)

@@ -6,8 +6,8 @@ fraction of a micro-batch); the end of the plan as rehearsed.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,7 +22,7 @@ from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table of one scenario."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("scenario", help="name or file of a scenario with a pipeline")
     parser.add_argument("--batches", type=int, default=4, metavar="N")
     parser.add_argument(

@@ -8,9 +8,9 @@ They stand between <!-- keys:basic --> or <!-- keys:expert --> and <!-- keys:end
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -104,9 +104,7 @@ def _short(default: object) -> str:
 
 def main() -> int:
     """Write or check; 1 when the page shows something else."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     shown = PAGE.read_text(encoding="utf-8")
     page = filled(shown)

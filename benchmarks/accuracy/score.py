@@ -7,8 +7,8 @@ predictions in this folder.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,9 +31,7 @@ HEADS = (
 
 def main() -> int:
     """Print the table; 2 when a file cannot be used."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="PREDICTIONS.csv")
     files = parser.parse_args().files or sorted(PREDICTIONS.glob("*.csv"))
     try:

@@ -8,9 +8,9 @@ prediction is made by trees that saw neither the run nor one of its configuratio
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,9 +36,7 @@ _RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="default: %(default)s")
     out = parser.parse_args().out
     rows = predictions(cases())

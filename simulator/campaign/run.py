@@ -98,7 +98,7 @@ class _Run:
         if self._stretch is not None:
             self._settle(self._stretch.end(end))
         elif self._uploading is not None:
-            self._commit_upload()
+            self._end_upload()
         if self._phase is not None:
             account, since = self._phase
             self._ticks[account] += end - since
@@ -151,7 +151,7 @@ class _Run:
             try:
                 yield from self._stop(stops)
             except simpy.Interrupt as interrupt:
-                self._lose_upload()
+                self._end_upload(lost=True)
                 return self._strike(cast(_Blow, interrupt.cause))
             return None
 
@@ -173,7 +173,7 @@ class _Run:
         for cause in stops:
             self._evict(cause)
         yield from self._pause("checkpoint_wait", self._pace.upload_ticks)
-        self._commit_upload()
+        self._end_upload()
 
     def _evict(self, cause: FailureCause) -> None:
         """Take the node behind *cause* out of the job, if there is one, and send it to repair."""
@@ -279,12 +279,6 @@ class _Run:
         self._ticks["lost_work"] += closing.lost_ticks
         return self._strike(cause, closing.lost_ticks)
 
-    def _lose_upload(self) -> None:
-        """A failure while the checkpoint of a planned stop travels."""
-        if self._uploading is not None:
-            self._ticks["lost_work"] += int(self._uploading.parts.sum())
-            self._uploading = None
-
     def _strike(self, blow: _Blow, lost: int = 0) -> FailureCause:
         """Note an unplanned failure; the node at fault is yet to be found."""
         cause = blow.cause if isinstance(blow, Fault) else blow
@@ -301,11 +295,13 @@ class _Run:
         self._cycles_since_restart += closing.cycles
         self._stretch = None
 
-    def _commit_upload(self) -> None:
-        """The checkpoint of a planned stop has arrived."""
-        if self._uploading is not None:
+    def _end_upload(self, *, lost: bool = False) -> None:
+        """The checkpoint of a planned stop has arrived, or was *lost* while it travelled."""
+        if self._uploading is not None and lost:
+            self._ticks["lost_work"] += int(self._uploading.parts.sum())
+        elif self._uploading is not None:
             self._keep(self._uploading.parts, self._uploading.steps)
-            self._uploading = None
+        self._uploading = None
 
     def _keep(self, parts: Ints, steps: float) -> None:
         for account, amount in zip(CYCLE_ACCOUNTS, parts, strict=True):

@@ -10,13 +10,12 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
-from hdpsim.simulator.plan import HOLE
+from hdpsim.simulator.plan import HOLE, Entries
 from hdpsim.simulator.play.execution import WAITS, Execution, Spans
 from hdpsim.simulator.play.meetings import Meetings
 from hdpsim.simulator.play.pipeline.durations import Durations
 from hdpsim.simulator.play.pipeline.extras import Extras
-from hdpsim.simulator.play.pipeline.parts import Entries
-from hdpsim.simulator.play.pipeline.program import Program, plan_entries
+from hdpsim.simulator.play.pipeline.program import Program
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 
 EPILOGUE = 2
@@ -86,7 +85,7 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
     waits = _waits(program, timeline)
     if program.given is not None and costs.overlapped_term is None:
         plan, given, noise = program.given  # of the micro-batches that each rank has in its meetings
-        entries = plan_entries(plan)
+        entries = plan.entries
         factors = Durations.of(given, program.chain, entries, program.way, noise).factors
         own_s = _term_seconds(program, given, entries, factors)
         waits = waits[0], waits[1] + (term_s - own_s).sum(axis=0)

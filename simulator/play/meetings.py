@@ -74,8 +74,7 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     if block == 1 or costs.alike or costs.traffic is not None or plan.micro_batches == 0:
         return None
     own = slot_table(plan)
-    rank, slot = np.nonzero(own != HOLE)
-    micro_batch = own[rank, slot]
+    _, rank, slot, micro_batch = plan.entries
     check_common_slots(micro_batch, slot, rank, "where ranks meet in every layer")
     blocks = plan.ranks // block
     room = _joined(micro_batch, slot * blocks + rank // block, own.shape[1] * blocks)
@@ -116,9 +115,9 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
 
 def slot_table(plan: Plan) -> Ints:
     """[ranks, slots]: the micro-batch that a rank has at a slot, or HOLE."""
-    slots = np.diff(plan.order_offsets)
-    table = np.full((plan.ranks, int(slots.max(initial=0))), HOLE, dtype=np.int64)
-    table[np.repeat(np.arange(plan.ranks), slots), ranges(np.zeros_like(slots), slots)] = plan.order
+    table = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
+    _, rank, slot, micro_batch = plan.entries
+    table[rank, slot] = micro_batch
     return table
 
 

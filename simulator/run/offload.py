@@ -56,7 +56,10 @@ def offload_of(setup: Setup, cost: MicroBatchCost, program: Program, timeline: T
     forward, backward, rank, stage, volume = (
         column[moving] for column in (forward, backward, rank, stage, volume)
     )
-    node, gpus = _nodes(setup, program, rank, stage)
+    parallel, node_gpus = setup.layout.parallel, setup.cluster.node_gpus
+    # Of every process the node (its first one, if its GPUs fill several), and how many GPUs of that it has.
+    node = (rank * parallel.rank_stride + stage * parallel.stage_stride(program.ranks)) // node_gpus
+    gpus = min(parallel.tp, node_gpus)
     begin_s, end_s = spans.start_s[forward], spans.end_s[backward]
     fullest, held = _fullest_node(node, gpus * volume, begin_s, end_s)
     process = stage * program.ranks + rank
@@ -90,19 +93,9 @@ def hosted_program(setup: Setup, cost: MicroBatchCost, program: Program, room_by
 def _moved_bytes(cost: MicroBatchCost, program: Program) -> Floats:
     """[K, n]: what each GPU sends to the host of every micro-batch on every kind of virtual stage."""
     plan = program.plan
-    totals = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1])
-    if plan.padding_tokens is not None:
-        totals = totals + plan.padding_tokens
     moving = np.array([kind.offloading_layers for kind in cost.kinds])
-    of_layer = plan.offload_ratio * cost.activation_bytes_per_token * totals / plan.group_size
+    of_layer = plan.offload_ratio * cost.activation_bytes_per_token * plan.tokens / plan.group_size
     return np.asarray(np.outer(moving, of_layer))
-
-
-def _nodes(setup: Setup, program: Program, rank: Ints, stage: Ints) -> tuple[Ints, int]:
-    """The node of every process (its first one, if its GPUs fill several), and how many GPUs of it a process has."""
-    parallel, node_gpus = setup.layout.parallel, setup.cluster.node_gpus
-    first = rank * parallel.rank_stride + stage * parallel.stage_stride(program.ranks)
-    return np.asarray(first // node_gpus), min(parallel.tp, node_gpus)
 
 
 def _fullest_node(node: Ints, volume: Floats, begin_s: Floats, end_s: Floats) -> tuple[float, Floats]:

@@ -9,7 +9,6 @@ import numpy as np
 from hdpsim.arrays import Ints, offsets_of
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import plan_micro_batches
-from hdpsim.simulator.play.meetings import slot_table
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
@@ -17,11 +16,10 @@ def has_common_slots(plan: Plan) -> bool:
     """Whether every micro-batch has the same slot on all its ranks."""
     if plan.in_step or len(plan.member_ranks) == plan.micro_batches:
         return True
-    table = slot_table(plan)
-    rank, slot = np.nonzero(table != HOLE)
+    _, _, slot, micro_batch = plan.entries
     of = np.zeros(plan.micro_batches, dtype=np.int64)
-    of[table[rank, slot]] = slot
-    return bool((of[table[rank, slot]] == slot).all())
+    of[micro_batch] = slot
+    return bool((of[micro_batch] == slot).all())
 
 
 def in_common_slots(problem: PlanningProblem, plan: Plan) -> Plan:

@@ -84,9 +84,8 @@ class Contest:
 
 def _backwards(plan: Plan) -> Plan:
     """The plan with its slots in the opposite order: of few micro-batches the short ones may better come first."""
-    slots = np.diff(plan.order_offsets)
-    last = int(slots.max())
+    last = int(np.diff(plan.order_offsets).max())
     order = np.full((plan.ranks, last), HOLE, dtype=np.int64)
-    rank = np.repeat(np.arange(plan.ranks), slots)
-    order[rank, last - 1 - (np.arange(len(plan.order)) - plan.order_offsets[rank])] = plan.order
+    _, rank, slot, micro_batch = plan.entries
+    order[rank, last - 1 - slot] = micro_batch
     return replace(plan, order=order.ravel(), order_offsets=np.arange(plan.ranks + 1) * last, in_step=False)

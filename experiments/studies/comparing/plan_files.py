@@ -14,7 +14,6 @@ from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.timeline.passes import Passes
 from hdpsim.simulator.plan_pieces import cut_by
 from hdpsim.simulator.planning import planning_problem
-from hdpsim.simulator.play.pipeline.program import plan_entries
 from hdpsim.simulator.pricing import price_plan
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
 
 def _slots(plan: Plan) -> Ints:
     """Of every micro-batch on the first of its ranks."""
-    entries = plan_entries(plan)
+    entries = plan.entries
     slot = np.zeros(plan.micro_batches, dtype=np.int64)
     slot[entries.micro_batch[::-1]] = entries.slot[::-1]
     return slot
@@ -127,7 +126,7 @@ def _ranges(ranks: Ints) -> str:
 
 def _of_slots(plan: Plan, values: Floats) -> Floats:
     """[ranks, slots]: the value of the micro-batch that each rank runs there, nan where it has none."""
-    entries = plan_entries(plan)
+    entries = plan.entries
     table = np.full((plan.ranks, int(np.diff(plan.order_offsets).max())), np.nan)
     table[entries.rank, entries.slot] = values[entries.micro_batch]
     return table

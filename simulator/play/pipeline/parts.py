@@ -14,20 +14,10 @@ import numpy as np
 from hdpsim.arrays import Bools, Ints, offsets_of
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import HOLE, Entries, Plan
 
 from .chain import Chain
 from .schedules import BACKWARD, BACKWARD_WEIGHT, stage_order
-
-
-class Entries(NamedTuple):
-    """The entries of plan.order that are not holes, by rank and slot."""
-
-    order_index: Ints
-    """Place in plan.order."""
-    rank: Ints
-    slot: Ints
-    micro_batch: Ints
 
 
 class WeightGradients(NamedTuple):

@@ -20,14 +20,14 @@ from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import HOLE, Entries, Plan
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.meetings import Meetings, meetings_of
 
 from .chain import Chain, make_chain
 from .durations import Durations
 from .extras import Extras, make_extras
-from .parts import Entries, Parts, pipeline_parts
+from .parts import Parts, pipeline_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +103,6 @@ class Program:
         return stage
 
 
-def plan_entries(plan: Plan) -> Entries:
-    """Return the entries of the plan's order that hold a micro-batch."""
-    slots = np.diff(plan.order_offsets)
-    index = np.flatnonzero(plan.order != HOLE)
-    rank = np.repeat(np.arange(plan.ranks), slots)[index]
-    return Entries(index, rank, index - plan.order_offsets[rank], plan.order[index])
-
-
 def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Program:
     """Return the operations of *plan* with their durations.
 
@@ -123,7 +115,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         plan, costs, noise = met.plan, met.costs, met.noise
     count = plan.micro_batches
     chain = make_chain(costs.schedule, costs.stages, costs.chunks)
-    entries = plan_entries(plan)
+    entries = plan.entries
     way = _ways(plan, entries, costs.stages) if len(chain.stage) > 1 else None
     times = Durations.of(costs, chain, entries, way, noise)
     forward_s, backward_s, _ = times.slowest

@@ -16,7 +16,7 @@ from hdpsim.simulator.play.meetings import check_common_slots
 from hdpsim.simulator.play.replay import play
 from hdpsim.simulator.play.shortcuts.lockstep import members_in_step
 
-from .program import compile_program, plan_entries
+from .program import compile_program
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
     outside = _first(((plan.order < 0) & (plan.order != HOLE)) | (plan.order >= plan.micro_batches))
     if outside is not None:
         raise PlanError(f"the order lists micro-batch {plan.order[outside]}; there are {plan.micro_batches}")
-    entries = plan_entries(plan)
+    entries = plan.entries
     if not in_slots:
         _require(len(entries.order_index) == len(plan.order), "holes in the order are only for pipelines")
     listed = np.sort(entries.micro_batch * plan.ranks + entries.rank)

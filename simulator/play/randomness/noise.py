@@ -15,7 +15,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import RankOrder
 from hdpsim.cost_models.step.micro_batch import StepCosts
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Noise
 
 from .machines import Places, drifting, in_slow_period, log_normal, slow_forwards
@@ -178,8 +178,7 @@ def _add_pauses(
     Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
     Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
     """
-    entries = np.flatnonzero(plan.order != HOLE)
-    rank = np.repeat(np.arange(plan.ranks), np.diff(plan.order_offsets))[entries]
+    entries, rank, *_ = plan.entries
     first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
     moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
     pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)

@@ -84,12 +84,11 @@ def members_in_step(plan: Plan, slots: Ints) -> bool:
         return False
     if len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
         return True
-    rank = np.repeat(np.arange(plan.ranks), slots)
-    place = np.arange(len(plan.order)) - plan.order_offsets[rank]
-    for value in (place, slots[rank]):
+    _, rank, slot, micro_batch = plan.entries
+    for value in (slot, slots[rank]):
         expected = np.zeros(plan.micro_batches, dtype=np.int64)
-        expected[plan.order] = value  # any member's: the others are held against it
-        if np.any(expected[plan.order] != value):
+        expected[micro_batch] = value  # any member's: the others are held against it
+        if np.any(expected[micro_batch] != value):
             return False
     return True
 

@@ -72,98 +72,100 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
     The draft with the smallest estimated makespan wins.
     """
-    step_s = plan_ideal_s(problem)
-    packs = fill_packs(problem, loose=problem.stages > 1 and _dealers(problem) == (deal_sequences,))
-    long = LongSequences(problem, least_limit_s(problem, step_s))
-    short_s = packs.short_s
-    ideal = ideal_choice(problem, long, short_s, step_s) if problem.stages > 1 else None
-    drafts = _limit_drafts(problem, packs, long, step_s, ideal)
-    turns = (
-        [] if problem.quick else turn_choices(problem, long, short_s, min(draft.end_s for draft in drafts))
-    )
-    for choice in turns[:TURN_DRAFTS]:
-        drafts += _drafts(problem, packs, long, choice, ROOMS[0], min(draft.end_s for draft in drafts))
-    best = min(drafts, key=lambda draft: draft.end_s)
-    bubbles_s = 0.0 if ideal is None else ideal.step_s - step_s
-    return replace(best, ideal_s=step_s, bubbles_s=bubbles_s)
+    return _Search(problem).best()
 
 
-def _limit_drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, step_s: float, ideal: Choice | None
-) -> list[Draft]:
-    """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
-    drafts: list[Draft] = []
-    many = QUICK_DRAFTS if problem.quick else DRAFTS[len(long.tokens) <= FEW_LONG]
-    choices = promising_choices(problem, long, packs.short_s, step_s, ideal)[:many]
-    whole_s = _whole_s(problem, packs, choices)
-    end_s, roomy = np.inf, None
-    for number, choice in enumerate(choices):
-        drafts += _drafts(problem, packs, long, choice, ROOMS[0], end_s)
-        if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * ROOMS[1]:
-            drafts += _roomier(problem, packs, long, drafts)  # better than another limit, and may spare it
-            roomy = choice
-        end_s = min(draft.end_s for draft in drafts)
-        enough = GOOD_ENOUGH[number > 0 and len(long.tokens) > FEW_LONG]
-        if end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
-            break
-    if min(drafts, key=lambda draft: draft.end_s).choice is not roomy:
-        drafts += _roomier(problem, packs, long, drafts)
-    return drafts
+class _Search:
+    """Drafts of one batch.
 
-
-def _roomier(problem: PlanningProblem, packs: Packs, long: LongSequences, drafts: list[Draft]) -> list[Draft]:
-    """More room for the gangs of a pipeline's best draft, as long as it ends earlier for it."""
-    best = min(drafts, key=lambda draft: draft.end_s)
-    found: list[Draft] = []
-    for room in ROOMS[1:] if problem.stages > 1 else ():
-        if best.end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
-            break
-        roomier = _drafts(problem, packs, long, best.choice, room, best.end_s)
-        found += roomier
-        better = min(roomier, key=lambda draft: draft.end_s, default=best)
-        if better.end_s >= best.end_s:
-            break
-        best = better
-    return found
-
-
-def _whole_s(problem: PlanningProblem, packs: Packs, choices: list[Choice]) -> float:
-    """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
-
-    No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank of
-    its group, and a rank that ends by T has T / u places, rounded down.
+    Attributes:
+        step_s: see plan_ideal.
+        drafts: those that were planned.
     """
-    if problem.stages > 1 or not packs.same_time:
-        return 0.0
-    unit_s = float(packs.seconds.min())
-    places = len(packs.seconds) + min(
-        float((choice.size * np.floor(choice.time_s / unit_s + SMALL)).sum()) for choice in choices
-    )
-    return unit_s * float(np.ceil(places / problem.ranks))
 
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem, self.step_s = problem, plan_ideal_s(problem)
+        loose = problem.stages > 1 and _dealers(problem) == (deal_sequences,)
+        self.packs = fill_packs(problem, loose=loose)
+        self.long = LongSequences(problem, least_limit_s(problem, self.step_s))
+        self.drafts: list[Draft] = []
 
-def _drafts(
-    problem: PlanningProblem, packs: Packs, long: LongSequences, choice: Choice, room: float, below_s: float
-) -> list[Draft]:
-    """Plans for one time limit: one for every way to deal short sequences that may be the better one.
+    def best(self) -> Draft:
+        """See balanced_draft."""
+        problem, long, short_s = self.problem, self.long, self.packs.short_s
+        ideal = ideal_choice(problem, long, short_s, self.step_s) if problem.stages > 1 else None
+        self._keep_limits(ideal)
+        turns = [] if problem.quick else turn_choices(problem, long, short_s, self._first.end_s)
+        for choice in turns[:TURN_DRAFTS]:
+            self._add(choice, ROOMS[0])
+        bubbles_s = 0.0 if ideal is None else ideal.step_s - self.step_s
+        return replace(self._first, ideal_s=self.step_s, bubbles_s=bubbles_s)
 
-    None where gangs and short work fill the ranks past *below_s*.
-    """
-    if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
-        return []
-    placed = _place_long(problem, packs, long, choice, room)
-    if _filled_s(problem, packs, placed) >= below_s:
-        return []
-    return [Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
+    @property
+    def _first(self) -> Draft:
+        """The draft that ends first."""
+        return min(self.drafts, key=lambda draft: draft.end_s)
 
+    def _keep_limits(self, ideal: Choice | None) -> None:
+        """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
+        problem, many_long = self.problem, len(self.long.tokens) > FEW_LONG
+        many = QUICK_DRAFTS if problem.quick else DRAFTS[not many_long]
+        choices = promising_choices(problem, self.long, self.packs.short_s, self.step_s, ideal)[:many]
+        whole_s = self._whole_s(choices)
+        roomy = None
+        for number, choice in enumerate(choices):
+            self._add(choice, ROOMS[0])
+            if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * ROOMS[1]:
+                self._give_room()  # better than another limit, and may spare it
+                roomy = choice
+            enough = GOOD_ENOUGH[number > 0 and many_long]
+            if self._first.end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
+                break
+        if self._first.choice is not roomy:
+            self._give_room()
 
-def _filled_s(problem: PlanningProblem, packs: Packs, placed: _Placed) -> float:
-    """When the ranks end if all that is left after the gangs could be cut: it fills those that are free first."""
-    free_s = np.sort(placed.loads.free_s)
-    filled_s = (packs.short_s + float(placed.single_s.sum()) + np.cumsum(free_s)) / np.arange(
-        1, problem.ranks + 1
-    )
-    return max(float(filled_s.min()), float(free_s[-1]))
+    def _give_room(self) -> None:
+        """More room for the gangs of a pipeline's best draft, as long as it ends earlier for it."""
+        best = self._first
+        for room in ROOMS[1:] if self.problem.stages > 1 else ():
+            if best.end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
+                break
+            self._add(best.choice, room)
+            if self._first.end_s >= best.end_s:
+                break
+            best = self._first
+
+    def _whole_s(self, choices: list[Choice]) -> float:
+        """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
+
+        No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank
+        of its group, and a rank that ends by T has T / u places, rounded down.
+        """
+        packs = self.packs
+        if self.problem.stages > 1 or not packs.same_time:
+            return 0.0
+        unit_s = float(packs.seconds.min())
+        places = len(packs.seconds) + min(
+            float((choice.size * np.floor(choice.time_s / unit_s + SMALL)).sum()) for choice in choices
+        )
+        return unit_s * float(np.ceil(places / self.problem.ranks))
+
+    def _add(self, choice: Choice, room: float) -> None:
+        """Plans for one time limit: one for every way to deal short sequences that may be the better one.
+
+        None where gangs and short work fill the ranks past the end of the best draft.
+        """
+        problem, packs = self.problem, self.packs
+        below_s = self._first.end_s if self.drafts else np.inf
+        if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
+            return
+        placed = _place_long(problem, packs, self.long, choice, room)
+        # When the ranks end if all that is left after the gangs could be cut: it fills those that are free first.
+        free_s = np.sort(placed.loads.free_s)
+        left_s = packs.short_s + float(placed.single_s.sum())
+        filled_s = float(((left_s + np.cumsum(free_s)) / np.arange(1, problem.ranks + 1)).min())
+        if max(filled_s, float(free_s[-1])) < below_s:
+            self.drafts += [Draft.of(problem, packs, placed, dealer) for dealer in _dealers(problem)]
 
 
 def _dealers(problem: PlanningProblem) -> tuple[_Dealer, ...]:
