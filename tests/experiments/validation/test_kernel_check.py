@@ -233,3 +233,36 @@ def test_a_run_directory_holds_every_kernel(table: Path, tmp_path: Path) -> None
         "README.md",
     }
     assert result.plot("measured_against_predicted").axes
+
+
+def test_an_h100_that_no_rate_was_fitted_on_is_predicted() -> None:
+    rows = check(Path(__file__).parents[3] / "docs/how-to/files/kernels.csv")
+    assert [row.reason for row in rows if row.reason] == []
+    limits = {
+        "gemm": 0.15,
+        "grouped_gemm": 0.25,
+        "flash_fwd": 0.2,
+        "flash_bwd": 0.2,
+        "hbm_stream": 0.05,
+        "pcie_copy": 0.05,
+    }
+    p90 = {group["kind"]: group["p90_abs_error"] for group in group_errors(rows, "kind")}
+    assert p90.keys() == limits.keys()
+    assert {kind: error for kind, error in p90.items() if error > limits[kind]} == {}
+
+
+def test_a_warp_copies_a_head_of_keys_whatever_its_width(tmp_path: Path) -> None:
+    # 8 heads of keys and of values, each as wide as 128: 3.2 passes of 4,096 B a token and 3,200 B, at 0.9 of 3.35 TB/s
+    path = tmp_path / "caches.csv"
+    path.write_text(
+        "id,kind,gpu,batch,seq_len,heads,kv_heads,head_dim,causal,time_us,source\n"
+        + "".join(
+            f"{dim},flash_fwd,H100-SXM-80G,4,2048,32,8,{dim},1,100,{source}\n"
+            for dim in (64, 128)
+            for source in ("engine/vllm/log", "own")
+        )
+    )
+    engine, alone, engine_wide, alone_wide = (row.predicted_s for row in check(path))
+    assert None not in (engine, alone, engine_wide, alone_wide)
+    for with_cache, without in ((engine, alone), (engine_wide, alone_wide)):
+        assert with_cache - without == pytest.approx(8192 * (3.2 * 4096 + 3200) / (0.9 * 3.35e12), rel=1e-6)  # type: ignore[operator]
