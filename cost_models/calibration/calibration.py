@@ -112,6 +112,12 @@ class Calibration(Checked):
     """Memory-bound kernels: fraction of the peak HBM rate."""
     scan_flop_per_sm: Calibrated
     """FLOP per second of one SM in the kernels of a Mamba-2 scan, beside the time of their traffic."""
+    convolution_sm_s: Calibrated
+    """Seconds of one SM for an element of a Mamba-2 layer's convolution, beside the time of its traffic."""
+    convolution_backward_sm_s: Calibrated
+    """The same of its gradients."""
+    gated_norm_backward_sm_s: Calibrated
+    """The same of the gated norm's gradients; its forward takes its traffic alone."""
     merge_bytes_per_element: Calibrated
     """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
     ring_delay_s: Calibrated
@@ -124,6 +130,10 @@ class Calibration(Checked):
     """Start-up and drain of one matrix kernel on the device."""
     launch_s: Calibrated
     """Host time per kernel launch of an eager framework: a layer cannot run faster than its launches."""
+    expert_launch_s: Calibrated
+    """The same of a kernel of one expert, launched from a loop in C++ over the experts of a GPU."""
+    expert_loop_s: Calibrated
+    """Host time of one such loop beside its kernels, however many experts there are."""
     gpu_spread: Calibrated
     """Coefficient of variation of the rate at which equal GPUs do matrix work."""
     expert_load_spread: Calibrated

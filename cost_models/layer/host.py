@@ -29,7 +29,7 @@ PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of o
 # All-to-alls beside another micro-batch: a layer is cut into five pieces (attention, dispatch, experts, combine, what
 # follows), each with a stream to switch to, two events, detached inputs and a backward of its own. Fitted with the
 # time of a launch: layers of H100 and B300 that take as long whatever their all-to-all (Megatron-Bridge 25.11-26.04).
-OVERLAP_LAUNCHES = 5 * 10.0
+OVERLAP_LAUNCHES = 5 * 8.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
 # Of rotary embeddings that no fused kernel does, a third of forward and backward: of queries and of keys cosine and
@@ -52,10 +52,11 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         scaled    rotary 15, of latent attention 21
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
-        experts   router 8 (one product), permutation and its inverse 8, sorting 4 (fused dispatch: router only)
-                  separate kernels: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more
-                  for the cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
-        overlap   50 with all-to-alls beside another micro-batch
+        experts   router 8 (one product), permutation and its inverse 8, sorting 4 (fused dispatch: router only);
+                  modules: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more for the
+                  cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
+                  separate kernels: none here, see expert_loops
+        overlap   40 with all-to-alls beside another micro-batch
         Mamba-2   norm, 2 products, 7 kernels between them, add; of a hybrid's layers each has what its one part needs
         adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
         scales    6 with separate updates of delayed 8-bit scales
@@ -64,8 +65,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
     Counted: operations with a kernel of their own.  Ignored: hooks of sharded parameters, Python between operations
     (both are part of the calibrated time per launch).
-    Source: the operations of Megatron-Core's and nanotron's transformer layers; Transformer Engine's GroupedLinear
-    (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue 1499).
+    Source: the operations of Megatron-Core's and nanotron's transformer layers.
     """
     experts = _expert_launches(model, layout) if moe else 0.0
     if layout.host.cuda_graphs:
@@ -102,7 +102,9 @@ def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
     collectives = _collectives_around_products(model, eager, moe=moe)
     if moe:
-        others += _expert_matrices(model) * _separate_experts(model, eager)[0]
+        others += _expert_matrices(model) * _experts_apart(model, eager)[0]
+        loops, kernels = expert_loops(model, eager, backward=False)
+        others -= kernels - loops * _experts_of_a_gpu(model, eager)
         collectives += _expert_collectives(eager.parallel)
     return forward_launches(model, eager, moe=moe) - others - LAUNCHES_OF_A_COLLECTIVE * collectives
 
@@ -151,12 +153,37 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         twice -= scale_update_launches(layout) + products
     if not moe or (layout.host.cuda_graphs and layout.host.cuda_graph_experts):
         return twice
-    experts, per_expert = _separate_experts(model, layout)
+    experts, per_expert = _experts_apart(model, layout)
     return twice - _expert_matrices(model) * experts * (per_expert - 1.0)
 
 
-def launches_behind_counts(model: Model, layout: Layout) -> float:
-    """Launches of a forward for which the host must know how many tokens each expert got.
+def expert_loops(model: Model, layout: Layout, *, backward: bool) -> tuple[float, float]:
+    """Loops over the experts of a GPU in a layer, one for each of their products, and kernels launched from them.
+
+        loops    2 matrices forward, twice that backward
+        kernels  matrices x experts of a GPU x (1 product, 2 backward, + casts of what it reads)
+
+    Counted: experts whose kernels are separate. A loop runs in C++, without Python, dispatcher and autograd between two
+    kernels; what those take before and behind it is the loop's own time, whatever the experts.
+    Source: Transformer Engine's GroupedLinear (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue
+    1499; pytorch/module/grouped_linear.py: one call casts all inputs, one runs all products).
+    """
+    graphed = layout.host.cuda_graphs and layout.host.cuda_graph_experts
+    if layout.experts.kernels != "separate" or graphed:
+        return 0.0, 0.0
+    products = BACKWARD_LAUNCHES if backward else 1.0
+    matrices = _expert_matrices(model)
+    kernels = _experts_of_a_gpu(model, layout) * (products + _casts_of_an_expert(layout))
+    return matrices * products, matrices * kernels
+
+
+def _loops_s(model: Model, layout: Layout, cal: Calibration, *, backward: bool) -> float:
+    loops, kernels = expert_loops(model, layout, backward=backward)
+    return loops * cal.expert_loop_s + kernels * cal.expert_launch_s
+
+
+def behind_counts_s(model: Model, layout: Layout, cal: Calibration) -> float:
+    """Time of a forward's launches for which the host must know how many tokens each expert got.
 
     It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
     other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
@@ -165,8 +192,9 @@ def launches_behind_counts(model: Model, layout: Layout) -> float:
         return 0.0
     if layout.host.cuda_graphs and layout.host.cuda_graph_experts:
         return 0.0
-    experts, per_expert = _separate_experts(model, layout)
-    return _expert_matrices(model) * per_expert * experts
+    experts, per_expert = _experts_apart(model, layout)
+    launches_s = _expert_matrices(model) * per_expert * experts * cal.launch_s
+    return launches_s + _loops_s(model, layout, cal, backward=False)
 
 
 def _overlapped(layout: Layout) -> bool:
@@ -174,23 +202,33 @@ def _overlapped(layout: Layout) -> bool:
     return layout.experts.overlap and layout.parallel.ep > 1
 
 
-def _separate_experts(model: Model, layout: Layout) -> tuple[float, float]:
-    """Experts of a GPU that are launched one by one, and launches of one of their products; grouped: one of one."""
+def _experts_apart(model: Model, layout: Layout) -> tuple[float, float]:
+    """Experts whose products Python issues one by one, and launches of one of them; grouped: one of one."""
     if layout.experts.kernels in ONE_KERNEL:
         return 1.0, 1.0
-    casts = 0.0 if layout.precision.products == "bf16" else NARROW_CASTS
-    if layout.precision.products == "fp8" and layout.precision.fp8_scaling == "tensor":
-        casts += AMAX_LAUNCHES
-    return float(max(1, model.experts // layout.parallel.ep)), 1.0 + casts
+    experts = _experts_of_a_gpu(model, layout) if layout.experts.kernels == "modules" else 0.0
+    return experts, 1.0 + _casts_of_an_expert(layout)
+
+
+def _experts_of_a_gpu(model: Model, layout: Layout) -> float:
+    return float(max(1, model.experts // layout.parallel.ep))
+
+
+def _casts_of_an_expert(layout: Layout) -> float:
+    if layout.precision.products == "bf16":
+        return 0.0
+    own_scale = layout.precision.products == "fp8" and layout.precision.fp8_scaling == "tensor"
+    return NARROW_CASTS + AMAX_LAUNCHES * own_scale
 
 
 def _expert_launches(model: Model, layout: Layout) -> float:
     """Everything behind the router: the way to the routed experts, their products, the way back."""
     count = 0.0 if layout.experts.dispatch == "fused" else PERMUTATION_LAUNCHES
-    experts, per_expert = _separate_experts(model, layout)
+    experts, per_expert = _experts_apart(model, layout)
     count += _expert_matrices(model) * per_expert * experts
     if layout.experts.kernels != "fused":
-        count += EXPERT_BIAS_LAUNCHES * experts if model.expert_biases else 0.0
+        biased = 1.0 if layout.experts.kernels in ONE_KERNEL else _experts_of_a_gpu(model, layout)
+        count += EXPERT_BIAS_LAUNCHES * biased if model.expert_biases else 0.0
         count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
     count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
     count += PADDING_LAUNCHES if layout.experts.padding and layout.precision.products != "bf16" else 0.0
@@ -269,13 +307,15 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = launches x time of one + collectives x check
+            t = launches x time of one + expert loops + collectives x check
 
         Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
-        Source: see launches and check_s.
+        Source: see launches, expert_loops and check_s.
         """
         count = backward_launches if backward else forward_launches
         launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
+        if moe:
+            launches_s += _loops_s(self._model, self._layout, self._cal, backward=backward)
         collectives = tensor_collectives(self._model, self._layout, moe=moe)
         again = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
         return launches_s + again * collectives * self._check_s

@@ -18,7 +18,7 @@ from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, adapter_s
 from hdpsim.cost_models.layer.experts import ExpertParallel
 from hdpsim.cost_models.layer.gemms import LayerGemms
-from hdpsim.cost_models.layer.host import launches_behind_counts
+from hdpsim.cost_models.layer.host import behind_counts_s
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
@@ -86,7 +86,7 @@ class LayerCost:
         products = partial(products, frozen=model.frozen)
         self._gemms = products((*(op for block in blocks for side in block for op in side), *rest))
         self._expert_gemms = products(ops["experts"]) if moe else None
-        self._behind_counts_s = launches_behind_counts(model, layout) * cal.launch_s if moe else 0.0
+        self._behind_counts_s = behind_counts_s(model, layout, cal) if moe else 0.0
         self._around = [(products(entering), products(leaving)) for entering, leaving in blocks]
 
     def _arranged(self, of: dict[Block, tuple[LinearOp, ...]]) -> tuple[list[_Block], tuple[LinearOp, ...]]:

@@ -39,13 +39,6 @@ from hdpsim.errors import InfeasibleError
 # order; on the way back tokens out of order and pieces put together.
 COPIES_THERE, COPIES_BACK = 3.0, 2.0
 
-# Seconds of one SM for an element of the convolution, forward and backward, and of the gated norm's backward, beyond
-# its traffic. One step of Nemotron 3 Nano on H100 with 12,288 tokens a GPU, profiled kernel by kernel: 0.191 and 0.365
-# ms for 6,144 channels, 0.417 ms for 4,096 (causal_conv1d_channellast_fwd_kernel and _bwd_kernel,
-# _layer_norm_bwd_kernel); its adds move 3.1 TB/s, and so does the norm's forward. Clocks of other SMs differ little.
-CONVOLUTION_SM_S = (160e-12, 375e-12)
-GATED_NORM_BACKWARD_SM_S = 655e-12
-
 
 class MambaKernels(NamedTuple):
     """What a token's way between the two products of a layer takes on one GPU."""
@@ -55,8 +48,10 @@ class MambaKernels(NamedTuple):
     scanned: float
     """The same of the scan."""
     scan_flop: float
-    streaming_sm_s: float
-    """Seconds of one SM that convolution and gated norm take beyond their traffic."""
+    convolved: tuple[float, float]
+    """Elements that pass the convolution forward and backward."""
+    normed: float
+    """Elements that pass the gated norm's backward."""
 
     @property
     def passes(self) -> float:
@@ -65,7 +60,10 @@ class MambaKernels(NamedTuple):
 
     def work_s(self, gpu: Gpu, cal: Calibration) -> float:
         """Seconds of all SMs, beside those of the traffic."""
-        return (self.scan_flop / cal.scan_flop_per_sm + self.streaming_sm_s) / gpu.sm_count
+        forward, backward = self.convolved
+        streaming_s = forward * cal.convolution_sm_s + backward * cal.convolution_backward_sm_s
+        streaming_s += self.normed * cal.gated_norm_backward_sm_s
+        return (self.scan_flop / cal.scan_flop_per_sm + streaming_s) / gpu.sm_count
 
 
 def mamba_kernels(model: Model, layout: Layout, *, backward: bool) -> MambaKernels:
@@ -90,12 +88,14 @@ def mamba_kernels(model: Model, layout: Layout, *, backward: bool) -> MambaKerne
                   scores        2 i + 2 A                   x, gradient; f
                   their factors 2 w + 2 A                   f, B, C; of B, of C
                   decays        2 i + 2 A                   x, gradient, scores f
+                  sums          7 w + 7 A                   parts of the gradients of B, C and scores, f
                   convolution   3 i + 3 w                   gradient, x, B, C; out
         FLOP      forward       H (4 N P + L P) + 2 G L N   states, outputs of states; outputs (half a square); scores
                   backward      H (10 N P + 3 L P) + 6 G L N    states again, gradients of states, inputs, B, C;
                                                             inputs, scores, decays; scores again, their factors
 
-    Counted: every kernel reads and writes its tensors once; work on the SMs, beside it (work_s).
+    Counted: every kernel reads and writes its tensors once; work on the SMs, beside it (work_s). Sums: each part is of
+    some heads; 14 B an element is what they take on H100 (five shapes of 0.1 ms and more: 13.8 to 15.3 B).
     Ignored: what heads of a group read once more past the L2 cache; chunks that short sequences leave partly empty.
     Packs reset states between sequences (seq_idx), which costs nothing more.
     Source: as above; torch.autograd.Function MambaSplitConv1dScanCombinedFn, which keeps what in_proj put out alone.
@@ -108,20 +108,18 @@ def mamba_kernels(model: Model, layout: Layout, *, backward: bool) -> MambaKerne
     convolution = 2.0 * (inner + shared)
     up_to_scores = 5.0 * mamba.heads + inner + 1.5 * shared + 5.0 * states + 2.0 * scores
     of_states, of_scores, of_groups = inner * mamba.state, inner * mamba.chunk, scores * mamba.state
-    convolution_s = (inner + shared) * CONVOLUTION_SM_S[0]
     if backward:
-        gradients = 10.0 * inner + 6.0 * shared + 9.0 * states + 8.0 * scores
+        gradients = 10.0 * inner + 13.0 * shared + 9.0 * states + 15.0 * scores
         streamed = convolution + 5.0 * inner + 3.0 * (inner + shared)
         scanned = up_to_scores + gradients
         flop = 10.0 * of_states + 3.0 * of_scores + 6.0 * of_groups
-        convolution_s += (inner + shared) * CONVOLUTION_SM_S[1]
-        streaming_s = convolution_s + inner * GATED_NORM_BACKWARD_SM_S
     else:
         streamed = convolution + 3.0 * inner
         scanned = up_to_scores + 2.0 * inner + shared / 2.0 + states + 2.0 * scores
         flop = 4.0 * of_states + of_scores + 2.0 * of_groups
-        streaming_s = convolution_s
-    return MambaKernels(*(each / layout.parallel.tp for each in (streamed, scanned, flop, streaming_s)))
+    tp = layout.parallel.tp
+    channels, normed = (inner + shared) / tp, backward * inner / tp
+    return MambaKernels(streamed / tp, scanned / tp, flop / tp, (channels, backward * channels), normed)
 
 
 def most_mamba_ranks(model: Model, layout: Layout) -> int | None:

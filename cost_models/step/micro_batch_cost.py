@@ -473,4 +473,5 @@ class MicroBatchCost:
 @lru_cache(maxsize=64)
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     """The calibration with the launches of hosts that take so many times as long."""
-    return replace(cal, launch_s=cal.launch_s * host_time)
+    names = ("launch_s", "expert_launch_s", "expert_loop_s")
+    return replace(cal, **{name: getattr(cal, name) * host_time for name in names})

@@ -16,8 +16,9 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s, parts_of_a_token
 from hdpsim.cost_models.layer.host import (
     backward_launches,
+    behind_counts_s,
+    expert_loops,
     forward_launches,
-    launches_behind_counts,
     small_kernels,
     tensor_collectives,
 )
@@ -150,24 +151,39 @@ class TestFusedDispatch:
 
 
 class TestLaunchesOfExperts:
-    def test_a_product_and_a_cast_for_each(self) -> None:
+    def test_modules_have_a_product_and_a_cast_for_each(self) -> None:
         def launches(**switches: object) -> float:
-            layout = Layout(ep=2, expert_kernels="separate", **switches)  # type: ignore[arg-type]
+            layout = Layout(ep=2, expert_kernels="modules", **switches)  # type: ignore[arg-type]
             return forward_launches(MIXTRAL, layout, moe=True)
 
         grouped = forward_launches(MIXTRAL, Layout(ep=2), moe=True)
         assert launches() == grouped + 2 * (4 - 1)
         assert launches(precision="fp8") == launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
 
-    def test_padding_and_scales_of_the_tensor_itself(self) -> None:
+    def test_loops_over_four_experts_for_two_matrices(self) -> None:
+        layout = Layout(ep=2, expert_kernels="separate")
+        for switches, casts in (
+            ({}, 0),
+            ({"precision": "mxfp8"}, 2),
+            ({"precision": "fp8", "fp8_scaling": "tensor"}, 3),
+        ):
+            cast = layout.changed(**switches)  # type: ignore[arg-type]
+            assert expert_loops(MIXTRAL, cast, backward=False) == (2, 2 * 4 * (1 + casts))
+            assert expert_loops(MIXTRAL, cast, backward=True) == (4, 2 * 4 * (2 + casts))
+        assert expert_loops(MIXTRAL, Layout(ep=2), backward=False) == (0, 0)
+        kernels = [
+            small_kernels(MIXTRAL, layout.changed(precision=bits), moe=True)  # type: ignore[arg-type]
+            for bits in ("bf16", "mxfp8")
+        ]
+        assert kernels[1] - kernels[0] == 2 * 4 * 2
+
+    def test_padding(self) -> None:
         plain = Layout(ep=2, expert_kernels="separate", precision="fp8")
-        for switches, more in (({"expert_padding": True}, 2), ({"fp8_scaling": "tensor"}, 2 * 4)):
-            layout = plain.changed(**switches)  # type: ignore[arg-type]
-            count = forward_launches(MIXTRAL, layout, moe=True)
-            assert count == forward_launches(MIXTRAL, plain, moe=True) + more
+        padded = forward_launches(MIXTRAL, plain.changed(expert_padding=True), moe=True)
+        assert padded == forward_launches(MIXTRAL, plain, moe=True) + 2
 
     def test_a_gradient_is_cast_once_for_two_products(self) -> None:
-        layout = Layout(ep=2, expert_kernels="separate", precision="mxfp8")
+        layout = Layout(ep=2, expert_kernels="modules", precision="mxfp8")
         forward = forward_launches(MIXTRAL, layout, moe=True)
         rest = forward - 2 * 4 * 3
         assert backward_launches(MIXTRAL, layout, moe=True) == 2 * rest + 2 * 4 * (2 + 2)
@@ -175,20 +191,25 @@ class TestLaunchesOfExperts:
         assert backward_launches(MIXTRAL, plain, moe=True) == 2 * forward_launches(MIXTRAL, plain, moe=True)
 
     def test_behind_the_counts(self) -> None:
+        cal = replace(IDEAL, launch_s=100.0, expert_launch_s=1.0, expert_loop_s=0.25)
         layout = Layout(ep=2, expert_kernels="separate", precision="nvfp4")
-        assert launches_behind_counts(MIXTRAL, layout) == 2 * 4 * 3
         graphs = layout.changed(cuda_graphs=True)
-        assert launches_behind_counts(MIXTRAL, graphs) == 0
-        assert launches_behind_counts(MIXTRAL, graphs.changed(cuda_graph_experts=False)) == 24
-        assert launches_behind_counts(MIXTRAL, layout.changed(ep_overlap=True)) == 0
-        assert launches_behind_counts(MIXTRAL, Layout(ep=2)) == 0
+        for changed, seconds in (
+            (layout, 2 * 4 * 3 + 2 * 0.25),
+            (graphs, 0),
+            (graphs.changed(cuda_graph_experts=False), 24.5),
+            (layout.changed(expert_kernels="modules"), 2400),
+            (layout.changed(ep_overlap=True), 0),
+            (Layout(ep=2), 0),
+        ):
+            assert behind_counts_s(MIXTRAL, changed, cal) == seconds
 
-    def test_launches_behind_counts_show_beyond_their_kernels(self) -> None:
+    def test_loops_behind_counts_show_beyond_their_kernels(self) -> None:
         layout, row = Layout(ep=2, expert_kernels="separate"), TERMS.index("host")
         batches = micro_batches([[1048576]])  # attention alone outlasts all launches of a layer
 
         def host(launch_s: float) -> list[float]:
-            cost = ideal_cost(MIXTRAL, layout, calibration=replace(IDEAL, launch_s=launch_s))
+            cost = ideal_cost(MIXTRAL, layout, calibration=replace(IDEAL, expert_launch_s=launch_s))
             return [float(side[row, 0, 0]) for side in cost.both_terms_s(batches)]
 
         experts_s = (
@@ -198,12 +219,20 @@ class TestLaunchesOfExperts:
         assert host(0.9 * experts_s / 8) == [0.0, 0.0]
         assert host(1.1 * experts_s / 8) == pytest.approx([0.1 * experts_s * layers, 0.0], rel=1e-6)
 
+    @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["bf16", "fp8", "mxfp8"]))
+    def test_the_host_takes_a_loop_and_a_share_of_every_expert(self, ep: int, bits: str) -> None:
+        cal = replace(IDEAL, expert_launch_s=1.0, expert_loop_s=50.0)
+        layout = Layout(ep=ep, expert_kernels="separate", precision=bits)  # type: ignore[arg-type]
+        host = ideal_cost(MIXTRAL, layout, calibration=cal).floor_s / MIXTRAL.layers
+        per_expert = host - 6 * 50.0
+        assert per_expert * ep == pytest.approx(8 * 2 * (3 if bits == "bf16" else 7))
+
     def test_graphs_may_end_at_the_router(self) -> None:
         whole, dense_only = (
             forward_launches(MIXTRAL, Layout(ep=2, cuda_graphs=True, cuda_graph_experts=inside), moe=True)
             for inside in (True, False)
         )
-        # permutation and counting 12, two products, two all-to-alls of 3
+        # permutation and counting 12, two grouped products, two all-to-alls of 3
         assert (whole, dense_only) == (0, 12 + 2 + 6)
         assert forward_launches(MIXTRAL, Layout(cuda_graphs=True, cuda_graph_experts=False), moe=False) == 0
 
@@ -211,7 +240,7 @@ class TestLaunchesOfExperts:
         plain, beside = (
             forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=on), moe=True) for on in (False, True)
         )
-        assert beside - plain == 50
+        assert beside - plain == 40
         assert forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=True, cuda_graphs=True), moe=True) == 0
 
     def test_without_all_to_alls_there_is_nothing_to_overlap(self) -> None:

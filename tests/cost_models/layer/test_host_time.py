@@ -242,10 +242,11 @@ def test_collectives_of_a_share_of_the_links_take_longer_sends_do_not() -> None:
 
 
 def test_launches_take_as_long_as_the_processor_needs() -> None:
-    cal = replace(IDEAL, launch_s=1e-3)
-    plain = ideal_cost(MODEL, Layout(), calibration=cal)
+    cal = replace(IDEAL, launch_s=1e-3, expert_launch_s=2e-3, expert_loop_s=5e-3)
+    model, layout = catalog.model("mixtral-8x7b"), Layout(expert_kernels="separate")
+    plain = ideal_cost(model, layout, calibration=cal)
     node = replace(plain.cluster.node, host_time=1.5)
-    slow = MicroBatchCost(MODEL, Layout(), replace(plain.cluster, node=node), cal)
+    slow = MicroBatchCost(model, layout, replace(plain.cluster, node=node), cal)
     assert slow.floor_s == pytest.approx(1.5 * plain.floor_s)
 
 
