@@ -49,7 +49,6 @@ _PRECISIONS: dict[str, ProductPrecision] = {
     "fp4": "nvfp4", "nvfp4": "nvfp4",
 }  # fmt: skip
 _NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
-_NETWORK = ("nic_efficiency", "inter_latency_factor", "nccl_before_2_18")
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
 
 
@@ -250,10 +249,8 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
     if stated and not named:
         node = replace(node, nics=node.gpus, nic_bytes_per_s=float(stated[1]) * 1e9 / 8)
     spread = max(1, int(nodes))
-    reached = {name: getattr(instrument, name) for name in _NETWORK}
-    reached = {name: value for name, value in reached.items() if value is not None}
-    if reached:
-        cal = replace(cal, network=replace(cal.network, **reached))
+    if instrument.network:
+        cal = replace(cal, network=replace(cal.network, **instrument.network))
     collectives = _collectives(node, spread, cal)
     if record["kind"] == "p2p":
         return float(collectives.p2p_s(size, 1 if spread > 1 else 0))

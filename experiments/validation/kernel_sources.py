@@ -38,9 +38,7 @@ class Instrument:
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
         attention: the attention kernel.
         node: the catalog's node; empty for the reference design of the GPU.
-        nic_efficiency: share of the network's rate that collectives reach; None as calibrated.
-        inter_latency_factor: of the network's latency; None as calibrated.
-        nccl_before_2_18: whether NCCL's tables are old ones; None as calibrated.
+        network: constants of NetworkCalibration that its network has.
         refused: why the row cannot be judged; empty when it can.
         not_fitted: why no constant is fitted on it; empty when they are.
     """
@@ -59,9 +57,7 @@ class Instrument:
     cast_s: Mapping[str, float] = field(default_factory=dict)
     attention: AttentionKernel = "flash"
     node: str = ""
-    nic_efficiency: float | None = None
-    inter_latency_factor: float | None = None
-    nccl_before_2_18: bool | None = None
+    network: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
     not_fitted: str = ""
 
