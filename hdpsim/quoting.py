@@ -35,11 +35,7 @@ def printable(text: str, *, lines: bool = True) -> str:
     kept = "\n\t" if lines else ""
     if text.isprintable():
         return text
-    return "".join(c if c in kept or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(c if c in kept or unicodedata.category(c) not in _HIDDEN else ascii(c)[1:-1] for c in text)
 
 
 def shortened(text: str, limit: int = LONGEST_QUOTE) -> str:

@@ -156,10 +156,8 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
     costs = price_plan(plain, problem, plan)
     if not _same(replace(costs, data_path=None), replace(step.costs, data_path=None)):
         return False
-    drawn_alike = (plain.execution, plain.layout.parallel.order) == (
-        setup.execution,
-        setup.layout.parallel.order,
-    )
+    same_order = plain.layout.parallel.order == setup.layout.parallel.order
+    drawn_alike = same_order and plain.execution == setup.execution
     if not drawn_alike and not _same_factors(plan_noise(plain, plan, costs), step.noise):
         return False
     if _planned_alike(problem, step.problem):

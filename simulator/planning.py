@@ -142,7 +142,10 @@ def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
         raise UserInputError("a batch needs at least one sequence, in one list of lengths")
     truth_values = isinstance(lengths, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, lengths))
     if given.dtype.kind not in "iu" or truth_values:
-        wrong = next((one for one in np.asarray(lengths, dtype=object) if not _is_integer(one)), given[0])
+        every = np.asarray(lengths, dtype=object)
+        wrong = next(
+            (one for one in every if isinstance(one, bool) or not isinstance(one, Integral)), given[0]
+        )
         raise UserInputError(f"sequence lengths of a batch must be whole numbers, got {quoted(wrong)}")
     if given.min() <= 0 or given.max() > setup.context_tokens:
         raise UserInputError(
@@ -150,10 +153,6 @@ def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
             f"got {int(given.min())}..{int(given.max())}: chunk, truncate or drop longer ones first"
         )
     return np.ascontiguousarray(given, dtype=np.int64)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _problem(setup: Setup, lengths: Ints, capacities: Sequence[tuple[Setup, int]]) -> PlanningProblem:

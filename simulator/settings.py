@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from hdpsim.cost_models.layout.about_switches import about
@@ -102,7 +103,4 @@ def _written(value: object) -> str:
 
 
 def _part(setup: Setup, home: str) -> Any:
-    part: Any = setup
-    for attribute in home.split(".") if home else ():
-        part = getattr(part, attribute)
-    return part
+    return attrgetter(home)(setup) if home else setup

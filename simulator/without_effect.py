@@ -40,7 +40,7 @@ def without_effect(
     where there is a plan, tell more.
     """
     rules = (
-        *_of_model(setup),
+        ("" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets"),
         *_of_sharding(setup),
         *_of_recomputation(setup),
         *_of_precision(setup),
@@ -59,10 +59,6 @@ def without_effect(
             if key in changed:
                 found.setdefault(key, note_on(key, changed[key], f": {why}"))
     return tuple(found.values())
-
-
-def _of_model(setup: Setup) -> Iterator[Rule]:
-    yield "" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets"
 
 
 def _of_sharding(setup: Setup) -> Iterator[Rule]:

@@ -73,8 +73,9 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     block = costs.meeting_ranks
     if block == 1 or costs.alike or costs.traffic is not None or plan.micro_batches == 0:
         return None
-    own = slot_table(plan)
+    own = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
     _, rank, slot, micro_batch = plan.entries
+    own[rank, slot] = micro_batch
     check_common_slots(micro_batch, slot, rank, "where ranks meet in every layer")
     blocks = plan.ranks // block
     room = _joined(micro_batch, slot * blocks + rank // block, own.shape[1] * blocks)
@@ -111,14 +112,6 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
         meeting=meeting,
         own=own,
     )
-
-
-def slot_table(plan: Plan) -> Ints:
-    """[ranks, slots]: the micro-batch that a rank has at a slot, or HOLE."""
-    table = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
-    _, rank, slot, micro_batch = plan.entries
-    table[rank, slot] = micro_batch
-    return table
 
 
 def check_common_slots(micro_batch: Ints, slot: Ints, rank: Ints, why: str) -> None:

@@ -324,7 +324,10 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
 
     exact = found == needed
     complete = ~exact & (found == count)
-    one_missing = ~exact & ~complete & (found == count - 1) & ~_needs_at_edge(needs, offset, count, receives)
+    # Whether the first (or last) computation of a lane has a neighbour to exchange with.
+    ends = offset if receives else offset + count - 1
+    needs_at_end = needs[np.clip(ends, 0, len(needs) - 1)] if len(needs) else np.zeros(lanes, dtype=np.bool_)
+    one_missing = ~exact & ~complete & (found == count - 1) & ~needs_at_end
     bad = np.flatnonzero(~(exact | complete | one_missing))
     if len(bad):
         raise _misfit(job, int(bad[0]), computed, found, count, needed, rows)
@@ -337,13 +340,6 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
     owner_of_kept[~by_need] = np.where(needs[among_all], computed[among_all], -1)
     owner[ran] = owner_of_kept
     return owner
-
-
-def _needs_at_edge(needs: Bools, offset: Ints, count: Ints, first: bool) -> Bools:
-    """For every lane: does its first (or last) computation have a neighbour to exchange with?"""
-    if not len(needs):
-        return np.zeros(len(count), dtype=np.bool_)
-    return needs[np.clip(offset if first else offset + count - 1, 0, len(needs) - 1)]
 
 
 def _misfit(

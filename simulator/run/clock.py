@@ -356,7 +356,7 @@ class Run:
         stages = len(step.phases_s)
         begins = before.stage_ended
         if len(begins) != stages:  # what was before was played beforehand, or nothing: all begin now
-            begins = [self._at(float(begin_s)) for begin_s in _each(before.ends_s, stages)]
+            begins = [self._at(float(begin_s)) for begin_s in np.broadcast_to(before.ends_s, stages)]
         played.start(env, begins)
         ends_s = np.full(stages, np.nan)
         ended: list[simpy.Event] = [
@@ -446,8 +446,3 @@ class Run:
             for lane, times in (("to host", step.offload.to_host_s), ("from host", step.offload.from_host_s)):
                 for first_s, last_s in times.tolist():
                     self.record.span(lane, "offload", number, start_s + first_s, start_s + last_s)
-
-
-def _each(ends_s: Floats, stages: int) -> Floats:
-    """By stage, also where all end together."""
-    return np.broadcast_to(ends_s, stages) if len(ends_s) == 1 else ends_s

@@ -95,11 +95,6 @@ class HostMemory:
         self._record.value("host memory taken (B)", self._env.now, self._held_bytes)
 
 
-def step_room_bytes(room_bytes: float, batch_bytes: float, ahead_steps: int, copy_bytes: float) -> int:
-    """What a step may hold so that the batches ahead of it and the copy of a checkpoint find room beside it."""
-    return max(0, math.floor(room_bytes) - ahead_steps * math.ceil(batch_bytes) - math.ceil(copy_bytes))
-
-
 def host_room_bytes(setup: Setup) -> float | None:
     """What the smallest host has beside optimizer states that live there; None where nothing has to fit."""
     if not setup.memory.must_fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from hdpsim.simulator.play.replay import replay_timeline
 from hdpsim.simulator.playing import plan_noise, play_plan, wired
 from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.run.checkpoints import checkpoints_of
-from hdpsim.simulator.run.host_memory import host_room_bytes, step_room_bytes
+from hdpsim.simulator.run.host_memory import host_room_bytes
 from hdpsim.simulator.run.offload import Offload, hosted_program, offload_of
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.tight_hosts import HostedProgram
@@ -203,12 +204,17 @@ def prepare_step(
 
 
 def _step_room_bytes(setup: Setup, run: RunOptions, path: BatchPath) -> int | None:
-    """See step_room_bytes; None where nothing has to fit."""
+    """What a step may hold so that the batches ahead of it and the copy of a checkpoint find room beside it.
+
+    None where nothing has to fit.
+    """
     room_bytes, taken = host_room_bytes(setup), checkpoints_of(setup, run)
     if room_bytes is None:
         return None
-    copy_bytes = 0.0 if taken is None else taken.host_bytes
-    return step_room_bytes(room_bytes, path.host_bytes, path.ahead_steps, copy_bytes)
+    beside_bytes = path.ahead_steps * math.ceil(path.host_bytes) + math.ceil(
+        taken.host_bytes if taken else 0.0
+    )
+    return max(0, math.floor(room_bytes) - beside_bytes)
 
 
 def _phases_s(execution: Execution) -> Floats:

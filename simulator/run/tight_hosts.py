@@ -139,7 +139,7 @@ class HostedStep(StepPlay):
     def __init__(self, hosted: HostedProgram, env: simpy.Environment) -> None:
         super().__init__(hosted.program)
         self._hosted, self._hosts = hosted, Hosts(env, hosted.room_bytes)
-        self._links, self._virtual = hosted.program.chain.links, hosted.program.chain.virtual_stages
+        self._links = hosted.program.chain.links
 
     def check_room(self, number: int) -> None:
         """Raise if operations of step *number* of the run wait for room for ever.
@@ -183,12 +183,7 @@ class HostedStep(StepPlay):
         """The last use of a forward's activations is over when its backward is."""
         super()._operation_ended(operation)
         link, unit = divmod(operation.number, self._units)
-        forward = self._forward_of(link)
-        if forward is not None and self._hosted.unit_bytes[forward, unit]:
+        forward = self._links - 1 - link  # whose activations the operation uses last, if it is its backward
+        if forward <= link and self._hosted.unit_bytes[forward, unit]:
             nodes, amounts = self._hosted.nodes(forward, unit)
             self._hosts.give(nodes.tolist(), amounts.tolist())
-
-    def _forward_of(self, link: int) -> int | None:
-        """The link of the forward whose activations the operation at *link* uses last, if there is one."""
-        backward = self._links - 1 - link
-        return backward if backward <= link else None

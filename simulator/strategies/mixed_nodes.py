@@ -158,10 +158,9 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
         before += plan.micro_batches
     each = [plan for *_, plan in made]
     padded = any(plan.padding_tokens is not None for plan in each)
-    none = [np.zeros(plan.micro_batches, dtype=np.int64) for plan in each]
     padding = [
-        plan.padding_tokens if plan.padding_tokens is not None else zero
-        for plan, zero in zip(each, none, strict=True)
+        np.zeros(plan.micro_batches, dtype=np.int64) if plan.padding_tokens is None else plan.padding_tokens
+        for plan in each
     ]
     return Plan(
         strategy=problem.options.name,

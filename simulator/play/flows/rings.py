@@ -71,7 +71,8 @@ def busiest_ring(
     alone_s, shared_s = np.zeros((2, len(source)))
     np.maximum.at(alone_s, hop, own_bytes[used] / capacity)
     np.maximum.at(shared_s, hop, own_bytes[used] / np.maximum(capacity - others, capacity * fair))
-    ranks = plan_ranks(plan, routes, group)
+    unit = int(np.flatnonzero(routes.group_of_unit == group)[0])
+    ranks = plan.member_ranks[slice(*plan.member_offsets[unit : unit + 2].tolist())].astype(np.int64)
     return RingHops(
         name=activity.who,
         source=ranks,
@@ -95,10 +96,3 @@ def _flows(record: FlowRecord, number: int) -> tuple[Floats, Floats]:
         pattern = record.activities[other].pattern
         others[pattern.links] += pattern.flows * overlap_s[other] / (end_s - start_s)
     return own, others
-
-
-def plan_ranks(plan: Plan, routes: StepRoutes, group: int) -> Ints:
-    """The ranks of a group in the order of its ring."""
-    unit = int(np.flatnonzero(routes.group_of_unit == group)[0])
-    ranks: Ints = plan.member_ranks[slice(*plan.member_offsets[unit : unit + 2].tolist())].astype(np.int64)
-    return ranks

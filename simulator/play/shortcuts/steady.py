@@ -54,7 +54,9 @@ def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
     while cut is not None and few * WORTH_A_TRY < count:
         played = rank.play(few, few, opening_s)
         turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, few, few)
-        found = find_repetition(cut, _by_link(turns, played, few))
+        end_s = np.empty(len(turns.operation))
+        end_s[turns.operation] = played.end_s[-len(end_s) :]
+        found = find_repetition(cut, end_s.reshape(-1, few))
         if found is None:
             break
         more = (count - few) % found.micro_batches
@@ -63,13 +65,6 @@ def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
             return played._replace(done_s=played.done_s + later_s)
         few += more
     return rank.play(count, count, opening_s)
-
-
-def _by_link(turns: Turns, played: PlayedRank, count: int) -> Floats:
-    """[links, micro-batches]: when the operations of a played rank ended."""
-    end_s = np.empty(len(turns.operation))
-    end_s[turns.operation] = played.end_s[-len(end_s) :]
-    return end_s.reshape(-1, count)
 
 
 class Cut(NamedTuple):
