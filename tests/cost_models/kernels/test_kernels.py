@@ -253,6 +253,24 @@ class TestAttention:
             )
             assert older / ultra == pytest.approx(measured, rel=0.06)
 
+    @pytest.mark.parametrize(
+        ("tokens", "forward_ms", "backward_ms"),
+        # cuDNN 9.19 on GB200, causal, 128 heads of 192 and 128, backward in two kernels (NVIDIA/cudnn-frontend,
+        # sdpa_benchmark_training/results/gb200_919_only_cudnn/dsv3_20260226_174854.csv); nothing is fitted on it
+        [
+            (2048, 0.161, 0.508),
+            (4096, 0.509, 1.613),
+            (8192, 1.800, 5.728),
+            (16384, 6.318, 21.715),
+            (32768, 24.232, 88.716),
+        ],
+    )
+    def test_latent_attention_on_gb200(self, tokens: int, forward_ms: float, backward_ms: float) -> None:
+        gpu, cal = catalog.gpu("gb200"), calibration("blackwell")
+        for side, measured_ms in ((False, forward_ms), (True, backward_ms)):
+            seconds = float(attention_s(1, tokens, 128, (192 + 128) / 2, gpu, cal, backward=side, burst=True))
+            assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.14)
+
     def test_no_kernel_ends_before_its_longest_tile(self) -> None:
         cal = replace(IDEAL, attention_tile_tokens=128)
         # one head: every SM could hold a tile of its own, and the longest takes 128 keys x 4096 queries
