@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.campaigns.setup import CampaignPlan, campaign_values, plan_values
 from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 from hdpsim.simulator.settings import note_on
 
@@ -20,41 +20,11 @@ Simulate = Callable[[Sequence[CampaignSetup]], Iterable[CampaignResult]]
 
 _SHOWN = frozenset({"duration", "seeds", "step"})
 """Never looked at: what every result shows, and a step that somebody measured."""
-_NEVER = "no such failure happens"
-_FLAPS = "flaps end, or outlast every timeout, either way"
-_REASONS: Mapping[str, str] = {
-    "repair": "no run waits for a node",
-    "spares": "no run waits for a node",
-    "straggler_share": "it makes no node slow",
-    "straggler_mttf": "no node gets slow",
-    "straggler_factor": "no node gets slow",
-    "straggler_detection": "no slow node is found",
-    "checkpoint_interval": "it is the same number of steps",
-    "heartbeat": _NEVER,
-    "heartbeat_misses": _NEVER,
-    "hang_timeout": _NEVER,
-    "manual": _NEVER,
-    "manual_share": _NEVER,
-    "diagnosis": _NEVER,
-    "diagnosis_tests": "they find what all of them would",
-    "diagnosis_misses": "no fault is overlooked",
-    "diagnosis_false_positives": "no healthy node is found at fault",
-    "fault_recurrence": "no fault is overlooked",
-    "diagnosis_rounds": "no fault is overlooked so often",
-    "straggler_misses": "no slow node is overlooked",
-    "straggler_false_positives": "no healthy node is taken for a slow one",
-    "straggler_recovery": "no slow node recovers",
-    "link_flap_mean": _FLAPS,
-    "nccl_timeout": _FLAPS,
-    "nccl_retries": _FLAPS,
-    "adaptive_retransmission": _FLAPS,
-}
 _OTHERWISE = "whatever it changes never happens in them"
 
 
 def hidden_keys(
     scenario: Scenario,
-    folder: Path | None,
     plan: CampaignPlan,
     results: Sequence[CampaignResult],
     simulate: Simulate,
@@ -63,7 +33,6 @@ def hidden_keys(
 
     Args:
         scenario: of the campaign.
-        folder: where the path of a failure profile starts.
         plan: of the campaign.
         results: of its runs.
         simulate: runs setups in their order, each when it is asked for.
@@ -76,22 +45,22 @@ def hidden_keys(
         if value == key.default or name in _SHOWN or f"campaign.{name}" in named:
             continue
         try:
-            setup = _setup_without(scenario, folder, plan, name)
+            setup = _setup_without(scenario, plan, name)
         except HdpSimError:  # the other keys contradict the default
             continue
         if _same_runs(setup, plan, results, simulate):
-            why = f" in these runs: {_REASONS.get(name, _OTHERWISE)}"
+            why = f" in these runs: {meanings('hidden_keys_of_campaigns').get(name, _OTHERWISE)}"
             sentences.append(note_on(f"campaign.{name}", key.dump(value), why))
     return tuple(sentences)
 
 
-def _setup_without(scenario: Scenario, folder: Path | None, plan: CampaignPlan, name: str) -> CampaignSetup:
+def _setup_without(scenario: Scenario, plan: CampaignPlan, name: str) -> CampaignSetup:
     """The setup with one key at its default; how slow nodes are counts as hidden where slow nodes slow nothing."""
     if name == "straggler_factor":
         slow_steps = tuple((nodes, 1.0) for nodes, _ in plan.setup.slow_steps)
         return replace(plan.setup, slow_steps=slow_steps, seed=(plan.seed, 0))
     values = {**campaign_values(scenario), name: KEYS[f"campaign.{name}"].default}
-    other = plan_values(scenario, values, folder, known=plan)
+    other = plan_values(scenario, values, known=plan)
     return replace(other.setup, seed=(other.seed, 0))
 
 

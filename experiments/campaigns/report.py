@@ -18,28 +18,13 @@ from hdpsim.experiments.output.statistics import (
     with_interval,
 )
 from hdpsim.experiments.output.words import large_amount, tokens_with_interval
+from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.experiments.studies.report import band_line, scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE, Incident
 
 if TYPE_CHECKING:
     from hdpsim.experiments.campaigns.run import CampaignStudy
     from hdpsim.experiments.scenario.scenario import Scenario
-
-
-_MEANING = {
-    "training": "steps whose result was kept",
-    "drift": "the same steps, slower since the last restart",
-    "stragglers": "the same steps, slower by what slow nodes cost",
-    "checkpoint": "copying to the host, training stands still",
-    "checkpoint_wait": "waiting for a checkpoint's upload",
-    "lost_work": "steps and checkpoints since the last safe one",
-    "detection": "until the failure is noticed",
-    "diagnosis": "until the culprit is found",
-    "waiting_for_node": "no spare in the pool",
-    "scheduling": "placing the job, starting processes",
-    "group_initialisation": "making communication groups",
-    "checkpoint_load": "reading the checkpoint back",
-}
 
 
 def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
@@ -156,7 +141,7 @@ def account_table(study: CampaignStudy) -> Table[_Row]:
         Column("account", lambda row: readable_name(row[0])),
         Column("hours", lambda row: row[1].scaled(1.0 / HOUR_S), format=interval(2)),
         Column("share", lambda row: row[1].mean / duration_s, format=".2%"),
-        Column("meaning", lambda row: _MEANING.get(row[0], ""), left=True),
+        Column("meaning", lambda row: meanings("accounts_of_campaigns").get(row[0], ""), left=True),
     )
     rows = [(name, value) for name, value in study.account_s().items() if value.mean > 0]
     return Table(title="Where the time went", columns=columns, rows=[*rows, ("all", fixed(duration_s))])

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdpsim.errors import InfeasibleError
@@ -53,9 +52,11 @@ class CampaignStudy:
     @property
     def reached_s(self) -> tuple[float, ...]:
         """When each run had the tokens of the target; empty without one."""
-        if self.target is None:
-            return ()
-        times = (reached_s(result, self.target.tokens) for result in self.results)
+        return () if self.target is None else self.times_to(self.target.tokens)
+
+    def times_to(self, tokens: float) -> tuple[float, ...]:
+        """When the runs that ever had so many tokens had them."""
+        times = (reached_s(result, tokens) for result in self.results)
         return tuple(at for at in times if at is not None)
 
     @property
@@ -127,7 +128,6 @@ class CampaignStudy:
 def run_campaign(
     scenario: Scenario,
     *,
-    folder: Path | None = None,
     workers: int | None = None,
     tokens: float | None = None,
     report: Report = silent,
@@ -136,7 +136,6 @@ def run_campaign(
 
     Args:
         scenario: what to run.
-        folder: where the path of a failure profile starts.
         workers: processes; default: as many as there are processors. The result does not depend on it.
         tokens: run until so many are trained on and kept, instead of for campaign.duration.
         report: told (done, total) after every run.
@@ -145,9 +144,9 @@ def run_campaign(
         UserInputError, InfeasibleError: see plan_campaign; also: the tokens are never reached.
     """
     workers = workers if workers is not None else os.cpu_count() or 1
-    study = _study(scenario, folder, workers, tokens, report)
+    study = _study(scenario, workers, tokens, report)
     simulate = partial(_all, workers=workers)
-    hidden = hidden_keys(study.scenario, folder, study.plan, study.results, simulate)
+    hidden = hidden_keys(study.scenario, study.plan, study.results, simulate)
     return replace(study, hidden_notes=hidden)
 
 
@@ -156,20 +155,19 @@ def campaign_to(scenario: Scenario, tokens: float, known: CampaignPlan) -> Campa
 
     *known* is the plan of the scenario: its step is not simulated once more.
     """
-    return _study(scenario, None, 1, tokens, silent, known)
+    return _study(scenario, 1, tokens, silent, known)
 
 
 def _study(
     scenario: Scenario,
-    folder: Path | None,
     workers: int,
     tokens: float | None,
     report: Report,
     known: CampaignPlan | None = None,
 ) -> CampaignStudy:
     if tokens is None:
-        return _run(scenario, folder, workers, report)
-    plan = known or plan_campaign(scenario, folder)
+        return _run(scenario, workers, report)
+    plan = known or plan_campaign(scenario)
     undisturbed_s = tokens / plan.setup.tokens_per_step * plan.setup.step_s
     share = max(plan.closed_form_ettr, LEAST_SHARE)
     duration_s = max(MARGIN * undisturbed_s / share, undisturbed_s + plan.interval_s) + 2 * plan.restart_s
@@ -177,9 +175,8 @@ def _study(
         if duration_s > LONGEST_S:
             break
         longer = scenario.with_changes((f"campaign.duration={duration_s:.0f}s",))
-        study = _run(longer, folder, workers, report, plan)
-        times = (reached_s(result, tokens) for result in study.results)
-        seconds = [at for at in times if at is not None]
+        study = _run(longer, workers, report, plan)
+        seconds = study.times_to(tokens)
         if len(seconds) == len(study.results):
             return replace(study, target=study.costs.target(tokens, estimate(seconds)))
         duration_s *= 2.0
@@ -204,12 +201,11 @@ def reached_s(result: CampaignResult, tokens: float) -> float | None:
 
 def _run(
     scenario: Scenario,
-    folder: Path | None,
     workers: int,
     report: Report,
     known: CampaignPlan | None = None,
 ) -> CampaignStudy:
-    plan = plan_campaign(scenario, folder, known=known)
+    plan = plan_campaign(scenario, known=known)
     setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
     results = []
     for result in _all(setups, workers):

@@ -107,10 +107,8 @@ class CampaignPlan:
         return 1.0 / self.unplanned_per_s if self.unplanned_per_s > 0 else None
 
 
-def plan_campaign(
-    scenario: Scenario, folder: Path | None = None, *, known: CampaignPlan | None = None
-) -> CampaignPlan:
-    """Derive a campaign; *folder* is where the path of a failure profile starts (then the current directory).
+def plan_campaign(scenario: Scenario, *, known: CampaignPlan | None = None) -> CampaignPlan:
+    """Derive a campaign.
 
     *known* is a plan of the same scenario but for its duration: its step is not simulated once more.
 
@@ -118,13 +116,12 @@ def plan_campaign(
         UserInputError: an unknown or malformed failure profile.
         InfeasibleError: the step cannot be simulated, or is longer than the campaign.
     """
-    return plan_values(scenario, campaign_values(scenario), folder, known=known)
+    return plan_values(scenario, campaign_values(scenario), known=known)
 
 
 def plan_values(
     scenario: Scenario,
     values: Mapping[str, Any],
-    folder: Path | None = None,
     *,
     known: CampaignPlan | None = None,
 ) -> CampaignPlan:
@@ -167,7 +164,7 @@ def plan_values(
         retries=values["nccl_retries"],
         adaptive=values["adaptive_retransmission"],
     )
-    profile = _with_flaps(_profile(values["failures"], folder), flaps)
+    profile = _with_flaps(_profile(values["failures"], scenario.folder), flaps)
     step_s, step_note = _stalled(step_s, step_note, flaps, cluster.nodes * cluster.node.nics)
     rates = profile.per_s(cluster.nodes, cluster.node.nics, values["failure_scale"])
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")

@@ -18,6 +18,7 @@ from hdpsim.cost_models.tracing import Call, tracing, watched
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
 from hdpsim.experiments.output.document import envelope
+from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan
@@ -32,31 +33,6 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_MEANING = {
-    "gemm": "matrix products of all layers, forward and backward",
-    "attention": "attention kernels, forward and backward",
-    "ring_merge": "putting together what a ring's steps computed; copies of what disaggregated attention sends",
-    "ring_wait": "context-parallel transfers that attention does not hide",
-    "small_kernels": "memory-bound kernels: norms, residuals, rotary embedding, activation, embedding table",
-    "tp_communication": "tensor-parallel collectives that are not hidden, agreement on maxima of 8-bit tensors",
-    "expert_all_to_all": "dispatch of tokens to experts and back",
-    "recompute": "the forward of recomputed layers, run again before their backward: the sum of its other terms",
-    "offload_wait": "activations on their way to and from the host that compute does not hide",
-    "logits": "output projection and cross-entropy on the last stage",
-    "host": "kernel launches that outlast their kernels, and fixed host work of each micro-batch",
-    "layer_gather": "sharded parameters gathered layer by layer: what that adds to the compute beside it",
-    "layer_reduce": "gradients reduced layer by layer: what that adds to the compute beside it",
-    "data": "loading of the batch (and a common pause) before the first forward, as far as it shows",
-    "planning": "metadata of the batch to one controller, planning, sending the plan, as far as it shows",
-    "parameter_gather": "parameter all-gather before the first forward, as far as it shows",
-    "wait_pipeline": "a stage waits for its neighbour's result: pipeline bubble and transfers, as played",
-    "wait_group": "a rank waits for the other ranks of its context-parallel group",
-    "wait_gradients": "a rank has finished and waits for the others before gradients are summed",
-    "gradient_sync": "gradient reduction after the last backward, as far as it shows",
-    "wait_stages": "a stage waits until the gradients of every stage are there",
-    "optimizer": "optimizer update and fixed host work of a step",
-    "wait_step_end": "a stage waits for the slowest stage's optimizer",
-}
 _NESTED_PREFIX: dict[str, str] = {
     "tp_communication": "tp",
     "gradient_sync": "gradient",
@@ -141,7 +117,7 @@ def _term(
             documents.append(document)
     return {
         "term": name,
-        "meaning": _MEANING.get(name, name.replace("_", " ")),
+        "meaning": meanings("accounts").get(name, name.replace("_", " ")),
         "seconds": mean_s,
         "share": mean_s / step.step_s,
         "largest": {"seconds": float(seconds.max()), "rank": rank, "stage": stage},

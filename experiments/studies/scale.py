@@ -35,7 +35,6 @@ from hdpsim.experiments.studies.report import (
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
-    from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.baseline import Baseline
 
@@ -130,16 +129,8 @@ def scale(
     """
     counts = tuple(sorted(set(gpus)))
     sets = [(f"{count}", _changes(scenario, count, weak)) for count in counts]
-    ran: dict[str, tuple[Variant, ...]] = {}
-    drawn: dict[str, Drawn] = {}
-    for index, strategy in enumerate(strategies):
-
-        def report_all(done: int, total: int, before: int = index) -> None:
-            report(before * total + done, len(strategies) * total)
-
-        ran[strategy] = run_variants(
-            scenario, sets, strategy=strategy, batches=batches, report=report_all, drawn=drawn
-        )
+    found = run_variants(scenario, sets, strategies=strategies, batches=batches, report=report)
+    ran = dict(zip(strategies, found, strict=True))
     if not any(variant.feasible for variants in ran.values() for variant in variants):
         reasons = [
             f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in ran[strategies[0]]

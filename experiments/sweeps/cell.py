@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -92,17 +93,12 @@ def _drawn(scenario: Scenario) -> Drawn:
     return _drawn_batches(_Key(scenario, (data, scenario.batch_count)))
 
 
+@dataclass(frozen=True)
 class _Key:
     """A scenario that equals others with the same batches, so that these are read and cut once."""
 
-    def __init__(self, scenario: Scenario, key: tuple[str, int]) -> None:
-        self.scenario, self._key = scenario, key
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+    scenario: Scenario = field(compare=False)
+    key: tuple[str, int]
 
 
 @lru_cache(maxsize=8)

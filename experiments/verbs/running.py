@@ -360,5 +360,5 @@ def campaign(
     target = tokens_of(tokens)
     checked = load_scenario(scenario, (*override_texts(overrides), *changes))
     with progress("simulating runs") as shown:
-        study = run_campaign(checked, folder=checked.folder, workers=workers, tokens=target, report=shown)
+        study = run_campaign(checked, workers=workers, tokens=target, report=shown)
     return Result(document=campaign_document(checked, study), scenario=checked, found=study)

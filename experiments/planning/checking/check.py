@@ -126,7 +126,9 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
     """With the change that saves most: one of the job's own settings if any of them gains."""
     trials = observed.trials
     candidates = dict.fromkeys(
-        overrides_of(changes) for remedy in one.remedies(observed) if (changes := trials.without_same(remedy))
+        overrides_of(changes)
+        for remedy in one.candidates(observed)
+        if (changes := trials.without_same(remedy))
     )
     change: Overrides = ()
     gain_s: Estimate | None = None
@@ -137,7 +139,7 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
         name=one.name,
         seconds=seconds,
         share=seconds / observed.step_s,
-        seen=one.seen(observed),
+        seen=one.words(observed),
         change=change,
         gain_s=gain_s,
         tried=len(candidates),

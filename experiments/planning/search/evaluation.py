@@ -16,6 +16,7 @@ from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
 
@@ -38,21 +39,6 @@ OBJECTIVE_WORDS: dict[Objective, str] = {
 """What each objective compares, in words."""
 
 _NUMBER = re.compile(r"\d[\d,.]*")
-_LIMITS = {
-    "gpus": "GPUs that do not divide by tp x pp",
-    "layout.tp": "heads or widths that do not divide by tp",
-    "layout.pp": "more stages than layers",
-    "layout.vpp": "chunks without a pipeline or schedule for them",
-    "layout.schedule": "schedules that do not run with these degrees",
-    "layout.ep": "experts that do not divide",
-    "layout.etp": "experts that do not divide",
-    "layout.cp": "ranks that do not divide by cp",
-    "layout.order": "experts across ranks in that order of ranks",
-    "layout.shard_ranks": "ranks that do not divide by shard_ranks",
-    "layout.precision": "number formats that the GPU lacks",
-    "data.context": "a context that the model or the batch does not take",
-}
-"""What refuses a candidate, by the key that its message begins with."""
 ALIKE = 1e-9
 """Relative difference of steps below which two candidates are the same under different names."""
 
@@ -223,8 +209,9 @@ def limit_of(error: InfeasibleError | ScenarioError) -> str:
     if isinstance(error, ScenarioError) and error.problems:
         text = ": ".join(error.problems[0])
     key = text.partition(":")[0]
-    if key in _LIMITS:
-        return _LIMITS[key]
+    known = meanings("limits_of_candidates")
+    if key in known:
+        return known[key]
     return _NUMBER.sub("N", re.split(r" \(|[:;]", text)[0])[:100]
 
 
@@ -315,18 +302,12 @@ class Ready:
         return self._setups[site]
 
 
+@dataclass(frozen=True)
 class _Key:
     """A question that equals others about the same scenario and batches."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self._key = (question.scenario.resolved_json, question.scenario.folder, question.batches)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+    question: Question = field(compare=False)
+    key: tuple[object, ...]
 
 
 @lru_cache(maxsize=4)
@@ -336,4 +317,5 @@ def _ready(key: _Key) -> Ready:
 
 def ready(question: Question) -> Ready:
     """The same object for all tasks of a question."""
-    return _ready(_Key(question))
+    scenario = question.scenario
+    return _ready(_Key(question, (scenario.resolved_json, scenario.folder, question.batches)))

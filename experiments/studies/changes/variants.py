@@ -59,25 +59,23 @@ def run_variants(
     base: Scenario,
     changes: Sequence[tuple[str, tuple[str, ...]]],
     *,
-    strategy: str | None = None,
+    strategies: Sequence[str | None] = (None,),
     batches: int | None = None,
     report: Report,
     contradictions: bool = False,
-    drawn: dict[str, Drawn] | None = None,
     links: bool = False,
-) -> tuple[Variant, ...]:
-    """Simulate *base* under every set of changes; what cannot run yields its reason.
+) -> list[tuple[Variant, ...]]:
+    """Simulate *base* under every set of changes with each strategy; what cannot run yields its reason.
 
     Variants whose data sections agree see the very same batches.
 
     Args:
         base: the scenario to change.
         changes: pairs of a label and ``key=value`` texts.
-        strategy: instead of the scenario's own.
+        strategies: each gets all of them; None: the scenario's own.
         batches: global batches to average over; default: the scenario's.
         report: told (done, total) after every simulated step.
         contradictions: changes whose keys contradict each other yield their reason too, instead of an error.
-        drawn: batches by what they depend on, of other calls that shall see the same ones; new ones are added.
         links: record every link in the first batch (flows only).
     """
     resolved: list[tuple[str, tuple[str, ...], Scenario | InfeasibleError]] = []
@@ -91,27 +89,29 @@ def run_variants(
                 raise
             resolved.append((label, overrides, InfeasibleError("\n".join(map(": ".join, error.problems)))))
     counts = [0 if isinstance(s, InfeasibleError) else batches or s.batch_count for _, _, s in resolved]
-    step_done = counted(report, sum(counts))
-    drawn = {} if drawn is None else drawn
-    variants = []
-    for label, overrides, scenario in resolved:
-        if isinstance(scenario, InfeasibleError):
-            name = strategy or base.strategy.name
-            outcome = Outcome(strategy=name, reason=str(scenario))
-            variants.append(Variant(label=label, changes=overrides, scenario=None, outcome=outcome))
-            continue
-        count = batches or scenario.batch_count
-        key = json.dumps([scenario.document["data"], count])
-        if key not in drawn:
-            drawn[key] = scenario.draw(count)
-        seen = drawn[key]
-        outcome = run_batches(
-            scenario, seen.lengths, strategy, step_done, links=links, independent=not seen.use.repeated
-        )
-        variants.append(
-            Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome, drawn=seen)
-        )
-    return tuple(variants)
+    step_done = counted(report, sum(counts) * len(strategies))
+    drawn: dict[str, Drawn] = {}
+    found = []
+    for strategy in strategies:
+        variants = []
+        for label, overrides, scenario in resolved:
+            if isinstance(scenario, InfeasibleError):
+                outcome = Outcome(strategy=strategy or base.strategy.name, reason=str(scenario))
+                variants.append(Variant(label=label, changes=overrides, scenario=None, outcome=outcome))
+                continue
+            count = batches or scenario.batch_count
+            key = json.dumps([scenario.document["data"], count])
+            if key not in drawn:
+                drawn[key] = scenario.draw(count)
+            seen = drawn[key]
+            outcome = run_batches(
+                scenario, seen.lengths, strategy, step_done, links=links, independent=not seen.use.repeated
+            )
+            variants.append(
+                Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome, drawn=seen)
+            )
+        found.append(tuple(variants))
+    return found
 
 
 def data_lines(variants: Iterable[Variant]) -> tuple[str, ...]:

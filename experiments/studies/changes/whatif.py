@@ -39,7 +39,6 @@ from hdpsim.simulator.settings import CHANGES_NOTHING
 from .variants import Variant, data_json, data_lines, run_variants
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.scenario.data_use import Drawn
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.baseline import Baseline
 
@@ -76,30 +75,21 @@ def whatif(
         sets.append((f"changes 1 to {count}", tuple(change for group in groups[:count] for change in group)))
     if len(changes) > 1:
         sets.append(("all together", together))
-    drawn: dict[str, Drawn] = {}
-    contradictions = _all_make_sense(scenario, together)
-    names = tuple(strategies) or (None,)
-    variants: list[Variant] = []
-    for place, name in enumerate(names):
-        variants += run_variants(
-            scenario,
-            sets,
-            strategy=name,
-            batches=batches,
-            report=_of_several(report, place, len(names)),
-            contradictions=contradictions,
-            drawn=drawn,
-            links=True,
-        )
+    of_strategies = run_variants(
+        scenario,
+        sets,
+        strategies=tuple(strategies) or (None,),
+        batches=batches,
+        report=report,
+        contradictions=_all_make_sense(scenario, together),
+        links=True,
+    )
+    variants = [variant for of_strategy in of_strategies for variant in of_strategy]
     if not any(variant.feasible for variant in variants):
         raise InfeasibleError(
             f"neither the scenario nor any change of it can run:\n{variants[0].outcome.reason}"
         )
     return tuple(variants)
-
-
-def _of_several(report: Report, place: int, count: int) -> Report:
-    return lambda done, total: report(place * total + done, count * total)
 
 
 def _refuse_repeated(changes: Sequence[str], strategies: Sequence[str]) -> None:

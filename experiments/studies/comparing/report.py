@@ -26,6 +26,7 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_words,
 )
 from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
+from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
@@ -48,21 +49,6 @@ if TYPE_CHECKING:
 
     from .compare import Comparison, Outcome
 
-
-_MEANING = {
-    "ring_wait": "context-parallel communication that attention does not hide",
-    "ring_merge": "putting together what the ring's steps computed",
-    "offload_wait": "activations on their way to and from the host",
-    "layer_gather": "sharded parameters gathered layer by layer, beyond the compute beside it",
-    "layer_reduce": "gradients reduced layer by layer, beyond the compute beside it",
-    "wait_pipeline": "pipeline bubbles",
-    "wait_group": "the slower ranks of a group",
-    "wait_stages": "the slower pipeline stages",
-    "wait_gradients": "the slower ranks, before gradients are summed",
-    "data": "loading the batch",
-    "planning": "planning the batch and sending the plan",
-}
-"""What an account means, where its name does not say it."""
 
 WORTH_A_WORD = 5e-4
 """Share of the work that a packer leaves out, from which it is said."""
@@ -418,7 +404,7 @@ def _split_lines(comparison: Comparison) -> list[str]:
 
 
 def _explained(account: str) -> str:
-    meaning = _MEANING.get(account)
+    meaning = meanings("accounts_in_short").get(account)
     return readable_name(account) + (f" ({meaning})" if meaning else "")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_spares_cover_the_nodes_in_repair() -> None:
 
 def test_a_profile_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("title: mine\ncauses: {fan: {per_1000_days: 2}}")
-    plan = plan_campaign(llama("campaign.failures=mine.yaml"), tmp_path)
+    plan = plan_campaign(replace(llama("campaign.failures=mine.yaml"), folder=tmp_path))
     assert plan.unplanned_per_s == pytest.approx(2048 * 0.002 / DAY)
     with pytest.raises(UserInputError, match="no such file"):
         plan_campaign(llama("campaign.failures=mine.yaml"))

@@ -161,8 +161,8 @@ def test_a_change_that_does_not_fit_is_not_recommended() -> None:
 
 def test_a_check_is_one_entry_and_says_when_nothing_helps() -> None:
     own = Check(
-        name="always", lost_s=lambda _: 1.0, seen=lambda _: "something is lost",
-        remedies=lambda _: [{"layout.launch_blocking": True}, {"layout.tp": 3}],
+        name="always", accounts=("gemm",), seen="something is lost",
+        remedies=[{"layout.launch_blocking": True}, {"layout.tp": 3}],
     )  # fmt: skip
     found = check(small(), checks=[own])
     finding: Finding = found.findings[0]
