@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.files import replacing
-from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, regular_file
 from hdpsim.traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _CHUNK_ROWS = 2**20
+_TEXTS = {"csv": csv_lengths, "jsonl": jsonl_lengths, "txt": txt_lengths}
+_ARRAYS = {"parquet": parquet_lengths, "npy": npy_lengths, "npz": npz_lengths}
 
 
 def iter_lengths(
@@ -58,21 +59,9 @@ def _stream(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
 
 def _blocks(path: Path, column: str | None, chunk_rows: int) -> Iterator[Ints]:
     form = file_format(path)
-    if form.kind == "csv":
-        return csv_lengths(path, form.gzipped, column)
-    if form.kind == "jsonl":
-        return jsonl_lengths(path, form.gzipped, column)
-    if form.kind == "parquet":
-        return parquet_lengths(path, column, chunk_rows)
-    if form.kind == "npy":
-        return npy_lengths(path, column, chunk_rows)
-    if form.kind == "npz":
-        return npz_lengths(path, column, chunk_rows)
-    if column is not None:
-        raise TraceError(
-            f"there is no column {quoted(column)}: a text file holds one length a line", str(path)
-        )
-    return txt_lengths(path, form.gzipped)
+    if form.kind in _ARRAYS:
+        return _ARRAYS[form.kind](path, column, chunk_rows)
+    return _TEXTS[form.kind](path, form.gzipped, column)
 
 
 def read_trace(path: str | Path, column: str | None = None, name: str | None = None) -> Trace:

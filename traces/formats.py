@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
@@ -40,8 +40,7 @@ COUNT_COLUMNS = (
 _GZIPPED = ("csv", "txt", "jsonl")
 
 
-@dataclass(frozen=True, slots=True)
-class FileFormat:
+class FileFormat(NamedTuple):
     """The kind of a file ("csv", "npy", ...) and whether it is compressed with gzip."""
 
     kind: str

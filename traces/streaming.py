@@ -46,7 +46,7 @@ def open_stream(path: str | Path, column: str | None = None) -> LengthStream:
     """
     path = Path(path)
     iter_lengths(path, column)  # checks the path and the ending
-    kind, gzipped = file_format(path).kind, file_format(path).gzipped
+    kind, gzipped = file_format(path)
     rows: int | None = None
     if kind == "npy":
         rows = _npy_rows(path)

@@ -9,7 +9,7 @@ import re
 import zlib
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -37,22 +37,11 @@ _LONGEST_LINE_BYTES, _WHY_NO_LONGER = LIMITS["line_bytes"]
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the file in blocks of whole lines, each with the number of lines before it."""
-    lines_before = 0
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in our words what is wrong with the file itself."""
     try:
-        with open_trace(path, gzipped) as file:
-            while block := file.read(_BLOCK_BYTES):
-                rest = file.readline(_LONGEST_LINE_BYTES)
-                block += rest
-                if len(rest) == _LONGEST_LINE_BYTES or (
-                    b"\n" not in block and len(block) > _LONGEST_LINE_BYTES
-                ):
-                    raise TraceError(
-                        f"a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB: {_WHY_NO_LONGER}", str(path)
-                    )
-                yield lines_before, block.removeprefix(_BYTE_ORDER_MARK) if lines_before == 0 else block
-                lines_before += block.count(b"\n")
+        yield
     except UnreadableError as error:
         raise TraceError(error.reason, str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -61,12 +50,32 @@ def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"cannot be read ({error.strerror or error})", str(path)) from None
 
 
+def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the file in blocks of whole lines, each with the number of lines before it."""
+    lines_before = 0
+    with _readable(path), open_trace(path, gzipped) as file:
+        while block := file.read(_BLOCK_BYTES):
+            rest = file.readline(_LONGEST_LINE_BYTES)
+            block += rest
+            endless = b"\n" not in block and len(block) > _LONGEST_LINE_BYTES
+            if endless or len(rest) == _LONGEST_LINE_BYTES:
+                raise TraceError(
+                    f"a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB: {_WHY_NO_LONGER}", str(path)
+                )
+            yield lines_before, block.removeprefix(_BYTE_ORDER_MARK) if lines_before == 0 else block
+            lines_before += block.count(b"\n")
+
+
 def _refuse(path: Path, message: str, row: int, line: int) -> NoReturn:
     raise TraceError(message if line == row else f"{message} (line {line} of the file)", str(path), row)
 
 
-def txt_lengths(path: Path, gzipped: bool) -> Iterator[Ints]:
+def txt_lengths(path: Path, gzipped: bool, column: str | None = None) -> Iterator[Ints]:
     """Yield the lengths of a file with one length a line; `#` starts a comment, empty lines do not count."""
+    if column is not None:
+        raise TraceError(
+            f"there is no column {quoted(column)}: a text file holds one length a line", str(path)
+        )
     import pyarrow as pa
 
     rows = 0
@@ -185,124 +194,111 @@ def csv_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Ints]
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
-    delimiter, header = _csv_dialect(path, gzipped)
+    table = _Csv.of(path, gzipped)
+    unnamed = int(table.header is None)  # names stand in a record of their own
     # No invalid_row_handler: Arrow hands it the row as text and complains on stderr when the row is not UTF-8.
-    parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=header)
+    parse = pa_csv.ParseOptions(delimiter=table.delimiter, newlines_in_values=True)
+    read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=table.header)
     rows, place = 0, -1
     try:
-        with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
-            columns = {field.name: pa.types.is_integer(field.type) for field in probe.schema}
-            repeated = len(columns) < len(probe.schema)
-        chosen = choose_column(path, columns, column)
-        if repeated and probe.schema.get_field_index(chosen) < 0:
-            raise TraceError(f"there are several columns {quoted(chosen)}", str(path))
-        place = probe.schema.get_field_index(chosen)
-        convert = pa_csv.ConvertOptions(column_types={chosen: pa.binary()}, include_columns=[chosen])
-        with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
-            for batch in batches:
-                for lengths in good_ones(lengths_from_arrow, batch.column(0)):
-                    yield lengths
-                    rows += len(lengths)
+        with _readable(path):
+            with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse) as probe:
+                columns = {field.name: pa.types.is_integer(field.type) for field in probe.schema}
+                repeated = len(columns) < len(probe.schema)
+            chosen = choose_column(path, columns, column)
+            if repeated and probe.schema.get_field_index(chosen) < 0:
+                raise TraceError(f"there are several columns {quoted(chosen)}", str(path))
+            place = probe.schema.get_field_index(chosen)
+            convert = pa_csv.ConvertOptions(column_types={chosen: pa.binary()}, include_columns=[chosen])
+            with open_trace(path, gzipped) as file, pa_csv.open_csv(file, read, parse, convert) as batches:
+                for batch in batches:
+                    for lengths in good_ones(lengths_from_arrow, batch.column(0)):
+                        yield lengths
+                        rows += len(lengths)
     except BadValueError as error:
         row = rows + 1
-        _refuse(path, error.message, row, _csv_line(path, gzipped, delimiter, row + (header is None)))
+        _refuse(path, error.message, row, table.line_of(row + unnamed))
     except pa.ArrowException as error:
         uneven = _UNEVEN_ROW.search(str(error))
         if uneven is None:
-            reason = (
-                "holds no lengths"
-                if "Empty CSV" in str(error)
-                else f"cannot be read as csv ({shortened(str(error), LONGEST_NAME)})"
-            )
-            raise TraceError(reason, str(path)) from None
+            reason = f"cannot be read as csv ({shortened(str(error), LONGEST_NAME)})"
+            raise TraceError("holds no lengths" if "Empty CSV" in str(error) else reason, str(path)) from None
         record, expected, actual = map(int, uneven.groups())
-        message = f"the row has {actual} columns where the first row has {expected}"
-        row = record - (header is None)
-        before = range(rows + (header is None), record - 1)
         with contextlib.suppress(TraceError):
             if place < 0:  # already in the block that tells the types of the columns
-                place = _csv_place(path, gzipped, delimiter, header, column)
-            yield from _csv_rows(path, gzipped, delimiter, place, before)
-        _refuse(path, message, row, _csv_line(path, gzipped, delimiter, record))
+                place = table.place(column)
+            yield from table.lengths(place, range(rows + unnamed, record - 1))
+        message = f"the row has {actual} columns where the first row has {expected}"
+        _refuse(path, message, record - unnamed, table.line_of(record))
     except UnicodeDecodeError:
         raise TraceError("the names of the columns are not UTF-8 text", str(path)) from None
-    except UnreadableError as error:
-        raise TraceError(error.reason, str(path)) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"the gzip compression is damaged ({error})", str(path)) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read ({error.strerror or error})", str(path)) from None
 
 
-def _csv_dialect(path: Path, gzipped: bool) -> tuple[str, list[str] | None]:
-    """Return the delimiter, and made-up column names when the first row holds numbers instead of names."""
-    import csv
+class _Csv(NamedTuple):
+    """A csv file, to be looked at record by record."""
 
-    first = ""
-    for _, block in _line_blocks(path, gzipped):
-        if b"\0" in block:
-            raise TraceError("is not UTF-8 text: it holds zero bytes", str(path))
-        lines = (line.decode("utf-8", "replace") for line in block.splitlines())
-        first = next((line for line in lines if line.strip()), "")
-        break
-    if not first:
-        raise TraceError("holds no lengths", str(path))
-    delimiter = max(",;\t", key=first.count)
-    try:
-        fields = next(csv.reader([first], delimiter=delimiter))
-    except csv.Error as error:
-        raise TraceError(f"the first row cannot be read as csv ({error})", str(path)) from None
-    try:
-        for field in fields:
-            float(field)
-    except ValueError:
-        return delimiter, None
-    return delimiter, [f"column_{number}" for number in range(1, len(fields) + 1)]
+    path: Path
+    gzipped: bool
+    delimiter: str
+    header: list[str] | None
+    """Made-up names of the columns, when the first row holds numbers instead of names."""
 
+    @classmethod
+    def of(cls, path: Path, gzipped: bool) -> _Csv:
+        """Find out how the file is written."""
+        import csv
 
-def _csv_place(
-    path: Path, gzipped: bool, delimiter: str, header: list[str] | None, column: str | None
-) -> int:
-    """Which column has the lengths, as far as the first two records tell."""
-    with _csv_records(path, gzipped, delimiter) as records:
-        names = header or next(records)
-        first = next(records, [])
-    columns = {name: text.strip().isdecimal() for name, text in zip(names, first, strict=False)}
-    return names.index(choose_column(path, columns, column))
+        first = ""
+        for _, block in _line_blocks(path, gzipped):
+            if b"\0" in block:
+                raise TraceError("is not UTF-8 text: it holds zero bytes", str(path))
+            lines = (line.decode("utf-8", "replace") for line in block.splitlines())
+            first = next((line for line in lines if line.strip()), "")
+            break
+        if not first:
+            raise TraceError("holds no lengths", str(path))
+        delimiter = max(",;\t", key=first.count)
+        try:
+            fields = next(csv.reader([first], delimiter=delimiter))
+        except csv.Error as error:
+            raise TraceError(f"the first row cannot be read as csv ({error})", str(path)) from None
+        try:
+            for field in fields:
+                float(field)
+        except ValueError:
+            return cls(path, gzipped, delimiter, None)
+        header = [f"column_{number}" for number in range(1, len(fields) + 1)]
+        return cls(path, gzipped, delimiter, header)
 
+    @contextlib.contextmanager
+    def _records(self) -> Iterator[Any]:
+        """A reader of the records, empty lines among them; they end at the first that is too long for one."""
+        import csv
+        import io
 
-def _csv_rows(path: Path, gzipped: bool, delimiter: str, place: int, wanted: range) -> Iterator[Ints]:
-    """Yield the lengths of some records (counted from 0, header included), parsed one by one; none if one is bad."""
-    with _csv_records(path, gzipped, delimiter) as records, contextlib.suppress(BadValueError, IndexError):
-        yield lengths_from_texts(
-            fields[place].encode() for fields in islice(records, wanted.start, wanted.stop)
-        )
+        with _readable(self.path), open_trace(self.path, self.gzipped) as file:
+            text = io.TextIOWrapper(file, "utf-8", "replace", newline="")
+            reader = csv.reader(text, delimiter=self.delimiter)
+            with contextlib.suppress(csv.Error):
+                yield reader
 
+    def place(self, column: str | None) -> int:
+        """Which column has the lengths, as far as the first two records tell."""
+        with self._records() as reader:
+            records = filter(None, reader)
+            names = self.header or next(records)
+            first: list[str] = next(records, [])
+        columns = {name: text.strip().isdecimal() for name, text in zip(names, first, strict=False)}
+        return names.index(choose_column(self.path, columns, column))
 
-@contextlib.contextmanager
-def _csv_records(path: Path, gzipped: bool, delimiter: str) -> Iterator[Iterator[list[str]]]:
-    """The records of a csv file, empty lines left out; they end at the first one that is too long for a record."""
-    import csv
-    import io
+    def lengths(self, place: int, wanted: range) -> Iterator[Ints]:
+        """Yield the lengths of some records (from 0, header included), parsed one by one; none if one is bad."""
+        with self._records() as reader, contextlib.suppress(BadValueError, IndexError):
+            some = islice(filter(None, reader), wanted.start, wanted.stop)
+            yield lengths_from_texts(fields[place].encode() for fields in some)
 
-    with open_trace(path, gzipped) as file, contextlib.suppress(csv.Error):
-        yield filter(
-            None, csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
-        )
-
-
-def _csv_line(path: Path, gzipped: bool, delimiter: str, record: int) -> int:
-    """Return the line on which the *record*-th record (header included, empty lines not) ends."""
-    import csv
-    import io
-
-    with open_trace(path, gzipped) as file:
-        reader = csv.reader(io.TextIOWrapper(file, "utf-8", "replace", newline=""), delimiter=delimiter)
-        seen = 0
-        with contextlib.suppress(csv.Error):  # an overlong field: the line where it starts is close enough
-            for fields in reader:
-                seen += bool(fields)
-                if seen == record:
-                    break
-        return reader.line_num
+    def line_of(self, record: int) -> int:
+        """The line on which that record (from 1, header included) ends, or where an overlong field before it starts."""
+        with self._records() as reader:
+            next(islice(filter(None, reader), record - 1, None), None)
+        return int(reader.line_num)

@@ -16,10 +16,10 @@ from typing import Any
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
-from hdpsim.cost_models.reading.shipped import names_in, shipped
+from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import CatalogError, UserInputError
-from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
+from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import constant_range
 from hdpsim.yaml_loader import load_yaml
 
@@ -336,8 +336,4 @@ def calibration_names() -> tuple[str, ...]:
 @cache
 def calibration(name: str) -> Calibration:
     """A shipped calibration by name; raises CatalogError."""
-    if name not in calibration_names():
-        hint = did_you_mean(name, calibration_names())
-        known = ", ".join(("default", *calibration_names()))
-        raise CatalogError(f"there is no calibration {quoted(name)}{hint}; known: {known}, or a .yaml file")
-    return load_calibration(SHIPPED / f"{name}.yaml")
+    return load_calibration(known_file(name, SHIPPED, "calibration", "default"))

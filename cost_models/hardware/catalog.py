@@ -120,19 +120,16 @@ def load_model(path: str | Path) -> Model:
 
 def gpu_entry(data: object, problems: Problems, key: str, name: str = "") -> Gpu | None:
     """The GPU that the value of *key* names or describes, or None after noting in *problems* why there is none."""
-    found = _fields("gpu", data, problems, key, name)
-    if not isinstance(found, tuple):
-        return None if found is None else gpu(found)
-    return read_gpu(*found)
+    return _entry("gpu", gpu, read_gpu, data, problems, key, name)
 
 
 def node_entry(data: object, problems: Problems, key: str, name: str = "") -> Node | None:
     """The node, as gpu_entry; its `gpu` is a name or a mapping."""
-    found = _fields("node", data, problems, key, name)
-    if not isinstance(found, tuple):
-        return None if found is None else node(found)
-    fields, base = found
-    return read_node(fields, base, gpu_entry(fields.raw("gpu", None), problems, fields.dotted("gpu")))
+
+    def read(fields: Fields, base: str) -> Node | None:
+        return read_node(fields, base, gpu_entry(fields.raw("gpu", None), problems, fields.dotted("gpu")))
+
+    return _entry("node", node, read, data, problems, key, name)
 
 
 def cluster_entry(data: object, problems: Problems, key: str, name: str = "") -> Cluster | None:
@@ -140,10 +137,16 @@ def cluster_entry(data: object, problems: Problems, key: str, name: str = "") ->
 
     A list under `nodes` (each with `node` and `count`) makes it a cluster of several kinds of nodes.
     """
-    found = _fields("cluster", data, problems, key, name)
-    if not isinstance(found, tuple):
-        return None if found is None else cluster(found)
-    fields, base = found
+    return _entry("cluster", cluster, _cluster, data, problems, key, name)
+
+
+def model_entry(data: object, problems: Problems, key: str, name: str = "") -> Model | None:
+    """The model, as gpu_entry."""
+    return _entry("model", model, read_model, data, problems, key, name)
+
+
+def _cluster(fields: Fields, base: str) -> Cluster | None:
+    problems = fields.problems
     if fields.has("nodes") and isinstance(listed := fields.raw("nodes"), list):
         key = fields.dotted("nodes")
         groups = [_node_group(item, problems, f"{key}[{place}]") for place, item in enumerate(listed)]
@@ -161,21 +164,19 @@ def _node_group(data: object, problems: Problems, key: str) -> NodeGroup | None:
     return read_node_group(fields, node)
 
 
-def model_entry(data: object, problems: Problems, key: str, name: str = "") -> Model | None:
-    """The model, as gpu_entry."""
-    found = _fields("model", data, problems, key, name)
-    if not isinstance(found, tuple):
-        return None if found is None else model(found)
-    return read_model(*found)
-
-
-def _fields(
-    kind: Kind, data: object, problems: Problems, key: str, name: str
-) -> tuple[Fields, str] | str | None:
-    """The keys to read, `like` filled in, and a name for them; or the catalog name *data* is; or None when neither."""
+def _entry(
+    kind: Kind,
+    named: Callable[[str], Entry],
+    read: Callable[[Fields, str], Entry | None],
+    data: object,
+    problems: Problems,
+    key: str,
+    name: str,
+) -> Entry | None:
+    """The entry *named* by a text, or *read* from the keys of a mapping, `like` filled in, and a name for it."""
     if isinstance(data, str):
         try:
-            return _resolve(kind, data)
+            return named(data)
         except CatalogError as error:
             problems.add(key, str(error))
             return None
@@ -184,7 +185,7 @@ def _fields(
         problems.add(key, f"must be the name of a {kind} or a mapping; {what}")
         return None
     if "like" not in data:
-        return Fields(data, problems, key), name or f"custom {kind}"
+        return read(Fields(data, problems, key), name or f"custom {kind}")
     changes = {k: v for k, v in data.items() if k != "like"}
     try:
         original = _document(kind, _resolve(kind, str(data["like"]))).data
@@ -192,7 +193,7 @@ def _fields(
         problems.add(f"{key}.like" if key else "like", str(error))
         original = {}
     merged = changed_document(kind, original, changes)
-    return Fields(merged, problems, key), name or f"{data['like']} (changed)"
+    return read(Fields(merged, problems, key), name or f"{data['like']} (changed)")
 
 
 def changed_document(kind: Kind, original: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -3,114 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdpsim.cost_models.reading.checked import ContradictionError
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.errors import CatalogError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import RANGES
 from hdpsim.reading import UnreadableError, loads_json, read_text
+from hdpsim.yaml_loader import load_yaml
 
-_ALIASES: dict[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
-    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
-    "vocab": ("vocab_size", "padded_vocab_size"),
-    "experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
-    "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts"),
-    "expert_ffn": ("moe_intermediate_size", "expert_intermediate_size"),
-    "shared_experts": ("n_shared_experts", "num_shared_experts"),
-    "shared_ffn": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-    "expert_latent": ("moe_latent_size",),
-    "mamba_heads": ("mamba_num_heads",),
-    "mamba_state": ("ssm_state_size",),
-    "mamba_groups": ("n_groups",),
-    "mamba_conv": ("conv_kernel",),
-    "mamba_chunk": ("chunk_size",),
-    "dense_layers": ("first_k_dense_replace",),
-    "tied": ("tie_word_embeddings", "tie_embeddings"),
-    "positions": ("n_positions", "max_position_embeddings", "n_ctx"),
-    "mtp": ("num_nextn_predict_layers",),
-    "full_every": ("sliding_window_pattern", "_sliding_window_pattern"),
-    "expert_every": ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"),
-}
-_KINDS = {
-    "kv_heads": "heads", "ffn": "ffn_hidden", "expert_ffn": "ffn_hidden", "shared_ffn": "ffn_hidden",
-    "shared_experts": "experts", "dense_layers": "layers", "mtp": "mtp_layers", "q_lora_rank": "lora_rank",
-    "kv_lora_rank": "lora_rank", "qk_nope_head_dim": "head_dim", "qk_rope_head_dim": "head_dim",
-    "v_head_dim": "head_dim", "sliding_window": "window_tokens", "attention_chunk_size": "window_tokens",
-    "expert_latent": "lora_rank", "mamba_heads": "heads", "mamba_head_dim": "head_dim", "mamba_state": "head_dim",
-    "mamba_groups": "heads", "mamba_conv": "head_dim", "mamba_chunk": "head_dim",
-    "expert_every": "layers", "full_every": "layers", "max_window_layers": "layers", "no_rope_layer_interval": "layers",
-}  # fmt: skip
-"""The ranges of counts that are not called like a range."""
-_MAY_BE_ZERO = frozenset(
-    {
-        "experts", "top_k", "shared_ffn", "shared_experts", "dense_layers", "mtp", "q_lora_rank", "qk_rope_head_dim",
-        "positions", "sliding_window", "attention_chunk_size", "expert_ffn", "ffn",
-        "full_every", "max_window_layers", "expert_latent",
-    }
-)  # fmt: skip
-"""Counts of which 0 means that there is no such thing."""
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
-_PLAIN_MLP_FAMILIES = frozenset(
-    {"gpt2", "gpt_neox", "gptj", "gpt_neo", "bloom", "falcon", "opt", "mpt", "phi"}
-)
-"""Families whose MLP has two matrices and whose norms are LayerNorm."""
-_LEARNED_POSITION_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt"})
-_TIED_BY_DEFAULT = frozenset(
-    {"gpt2", "gpt_neo", "bloom", "falcon", "opt", "mpt", "gemma", "gemma2", "gemma3_text"}
-)
-"""Families whose configuration class ties embedding and head unless told otherwise."""
-_QKV_BIAS_BY_DEFAULT = frozenset({"qwen2", "qwen2_moe"})  # their attention code adds it, no key says so
-_QK_NORM_FAMILIES = frozenset(
-    {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2", "olmoe"}
-)  # in their attention code
-_PARALLEL_BY_DEFAULT = frozenset({"gptj", "gpt_neox", "falcon", "phi"})
-_LLAMA_LIKE_FAMILIES = frozenset(
-    {
-        "llama", "llama4_text", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek",
-        "deepseek_v2", "deepseek_v3", "kimi_k2", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo2",
-        "olmoe", "phi3", "granite", "granitemoe", "glm4", "glm4_moe", "chatglm",
-        "baichuan", "internlm2", "minicpm", "smollm3", "seed_oss",
-    }
-)  # fmt: skip
-"""Families whose MLP is gated and whose norms are RMSNorm, one block after the other."""
-_HYBRID_FAMILIES = frozenset({"nemotron_h"})
-"""Families of one part a layer, Mamba-2 among them, whose MLP has two matrices and whose norms are RMSNorm."""
 _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 """Of `layers_block_type`, as transformers 5 writes a pattern."""
-_WITHOUT_EFFECT_IN_HYBRIDS = ("num_logits_to_keep", "expand", "time_step_limit", "time_step_min", "time_step_max",
-    "time_step_floor", "use_mamba_kernels", "mamba_hidden_act", "mlp_hidden_act", "mamba_ssm_cache_dtype",
-    "rescale_prenorm_residual", "residual_in_fp32", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
-    "moe_shared_expert_overlap", "partial_rotary_factor", "mamba_proj_bias", "mlp_bias", "use_bias", "use_conv_bias",
-    "norm_eps")  # fmt: skip
-_FAMILIES = _PLAIN_MLP_FAMILIES | _LLAMA_LIKE_FAMILIES | _HYBRID_FAMILIES
-_QWEN_WINDOW_FAMILIES = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Families with windows only where `use_sliding_window` says so, and only from layer `max_window_layers` on."""
-_WINDOW_BY_DEFAULT = {"mistral": 4096, "gemma2": 4096, "gemma3": 4096, "gemma3_text": 4096, "gpt_oss": 128}
-_WINDOW_BY_DEFAULT |= dict.fromkeys(_QWEN_WINDOW_FAMILIES, 4096)
-_CHUNK_BY_DEFAULT = {"llama4_text": 8192}
-"""What the configuration class of a family takes where the key is absent; null means none."""
-_FULL_EVERY_BY_DEFAULT = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "llama4_text": 4}
-"""Every so many layers one attends to everything: the class of the family says so when no key does."""
 _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _QWEN_FIRST_WINDOW_LAYER = 28
-_WITHOUT_EFFECT = frozenset(
-    {
-        "architectures", "attention_dropout", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id",
-        "hidden_act", "hidden_dropout", "initializer_range", "max_position_embeddings", "model_type", "name",
-        "rms_norm_eps", "rope_scaling", "rope_theta", "rope_parameters", "torch_dtype", "dtype",
-        "transformers_version", "use_cache", "activation_function", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-        "layer_norm_epsilon", "layer_norm_eps", "quantization_config", "pretraining_tp", "router_aux_loss_coef",
-        "output_router_logits", "max_window_layers", "_name_or_path",
-    }
-)  # fmt: skip
+
+
+class _Key(NamedTuple):
+    """What files call something, its range, and whether 0 says that there is none; see data/hf_configs.yaml."""
+
+    names: tuple[str, ...]
+    range: str
+    zero: bool
+
+
+class _Family(NamedTuple):
+    """What models of a family do where no key says so; see data/hf_configs.yaml."""
+
+    name: str
+    plain: bool = False
+    hybrid: bool = False
+    biases: bool = False
+    qkv_biases: bool = False
+    learned: bool = False
+    tied: bool = False
+    parallel: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    shared: int = 0
+    window: int = 0
+    chunk: int = 0
+    full_every: int = 0
+    qwen: bool = False
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    found: dict[str, Any] = load_yaml(shipped("cost_models/data/hf_configs.yaml"))
+    return found
+
+
+def _key(name: str) -> _Key:
+    said = _facts()["keys"].get(name, {})
+    return _Key(tuple(said.get("names", (name,))), said.get("range", name), said.get("zero", False))
 
 
 class _Config:
@@ -127,13 +76,13 @@ class _Config:
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number under any alias of *name*, in its range; 0 only where that means that there is none."""
-        value = self.raw(*_ALIASES.get(name, (name,)))
+        key = _key(name)
+        value = self.raw(*key.names)
         if value is None:
             value = default
-        allowed = RANGES[_KINDS.get(name, name)].from_least(0 if name in _MAY_BE_ZERO else 1)
+        allowed = RANGES[key.range].from_least(0 if key.zero else 1)
         if not allowed.holds(value):
-            keys = " / ".join(_ALIASES.get(name, (name,)))
-            raise CatalogError(f"{self.where}: {keys} {allowed.complaint(value)}")
+            raise CatalogError(f"{self.where}: {' / '.join(key.names)} {allowed.complaint(value)}")
         return int(value)
 
     def count_or_class_default(self, name: str, default: int) -> int:
@@ -161,7 +110,7 @@ class _Config:
 
     def has(self, name: str) -> bool:
         """Whether any alias of *name* is set."""
-        return self.raw(*_ALIASES.get(name, (name,))) is not None
+        return self.raw(*_key(name).names) is not None
 
     def flag(self, *keys: str, default: bool = False) -> bool:
         """A true/false value, spelled so."""
@@ -172,7 +121,7 @@ class _Config:
 
     def ignored(self) -> tuple[str, ...]:
         """Keys that were set, were not taken, and might have mattered."""
-        return tuple(sorted(set(self._data) - self._taken - _WITHOUT_EFFECT))
+        return tuple(sorted(set(self._data) - self._taken - set(_facts()["without_effect"])))
 
 
 def model_from_hf_config(
@@ -190,7 +139,7 @@ def model_from_hf_config(
     """
     data, where = _source(path_or_dict)
     config = _Config(_with_layers(data), where)
-    missing = [f"{what} ({' or '.join(_ALIASES[what])})" for what in _REQUIRED if not config.has(what)]
+    missing = [f"{what} ({' or '.join(_key(what).names)})" for what in _REQUIRED if not config.has(what)]
     if missing:
         raise CatalogError(f"{where}: not the config.json of a language model: missing {', '.join(missing)}")
     stated = config.text("name") or config.text("_name_or_path")
@@ -225,7 +174,6 @@ def _source(path_or_dict: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, 
 def _model(config: _Config, name: str) -> Model:
     family = _family(config)
     layers, hidden, heads = config.count("layers"), config.count("hidden"), config.count("heads")
-    plain = family in _PLAIN_MLP_FAMILIES
     latent = _latent_attention(config)
     head_dim = latent.v_head_dim if latent else config.count("head_dim", default=hidden // heads)
     if latent is None and not config.has("head_dim") and hidden % heads:
@@ -236,11 +184,11 @@ def _model(config: _Config, name: str) -> Model:
     kv_heads = config.count("kv_heads", default=1 if multi_query else heads)
     experts = config.count("experts", default=0)
     experts = experts if experts > 1 else 0
-    width = config.count("ffn", default=4 * hidden if plain else 0)
+    width = config.count("ffn", default=4 * hidden if family.plain else 0)
     expert_width = config.count("expert_ffn", default=width) if experts else width
     if not (expert_width if experts else width):
-        raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_ALIASES['ffn'])})")
-    hybrid = _hybrid(config) if family in _HYBRID_FAMILIES else {}
+        raise CatalogError(f"{config.where}: missing ffn ({' or '.join(_key('ffn').names)})")
+    hybrid = _hybrid(config) if family.hybrid else {}
     if hybrid and "E" not in hybrid["layer_pattern"] + hybrid["mtp_pattern"]:
         experts = 0  # the class writes its defaults
         expert_width = width
@@ -255,8 +203,8 @@ def _model(config: _Config, name: str) -> Model:
         head_dim=head_dim,
         ffn_hidden=expert_width,
         vocab=config.count("vocab"),
-        gated_mlp=not plain and not hybrid,
-        tied_embeddings=config.flag(*_ALIASES["tied"], default=family in _TIED_BY_DEFAULT),
+        gated_mlp=not family.plain and not hybrid,
+        tied_embeddings=config.flag(*_key("tied").names, default=family.tied),
         experts=experts,
         top_k=config.count("top_k") if experts else 0,
         shared_expert_ffn=_shared_width(config, family, expert_width) if experts else 0,
@@ -266,40 +214,38 @@ def _model(config: _Config, name: str) -> Model:
         sliding_window=window,
         full_attention_every=full_every,
         chunked_attention=chunked,
-        parallel_block=config.flag(
-            "parallel_attn", "use_parallel_residual", default=family in _PARALLEL_BY_DEFAULT
-        ),
-        norm="layer" if plain else "rms",
-        biases=plain and family not in ("falcon", "mpt"),
-        qkv_biases=config.flag("attention_bias", "qkv_bias", default=family in _QKV_BIAS_BY_DEFAULT),
-        qk_norm=family in _QK_NORM_FAMILIES,
-        expert_biases=family == "gpt_oss",
-        clamped_activation=family == "gpt_oss",
-        scaled_rotary=family == "gpt_oss",
-        learned_positions=config.count("positions", default=0) if family in _LEARNED_POSITION_FAMILIES else 0,
+        parallel_block=config.flag("parallel_attn", "use_parallel_residual", default=family.parallel),
+        norm="layer" if family.plain else "rms",
+        biases=family.biases,
+        qkv_biases=config.flag("attention_bias", "qkv_bias", default=family.qkv_biases),
+        qk_norm=family.qk_norm,
+        expert_biases=family.sinks,
+        clamped_activation=family.sinks,
+        scaled_rotary=family.sinks,
+        learned_positions=config.count("positions", default=0) if family.learned else 0,
         mtp_layers=config.count("mtp", default=0),
         **hybrid,
-        source=f"{config.where} (Hugging Face, {family})",
+        source=f"{config.where} (Hugging Face, {family.name})",
     )
 
 
-def _family(config: _Config) -> str:
+def _family(config: _Config) -> _Family:
     """The family that `model_type` names; one that is not known here may be no such transformer at all."""
-    family = config.text("model_type")
-    if family not in _FAMILIES:
-        what = f"model_type {quoted(family)} is not known here" if family else "model_type is missing"
+    name, known = config.text("model_type"), _facts()["families"]
+    if name not in known:
+        what = f"model_type {quoted(name)} is not known here" if name else "model_type is missing"
         raise CatalogError(
-            f"{config.where}: {what}; known: {', '.join(sorted(_FAMILIES))}. If the model is built like one of them, "
+            f"{config.where}: {what}; known: {', '.join(sorted(known))}. If the model is built like one of them, "
             "say so with model_type; if not, describe it as YAML (docs/reference/catalog.md)"
         )
-    return family
+    return _Family(name, **known[name])
 
 
 def _dense_layers(config: _Config, experts: int, layers: int) -> int:
     """Dense layers at the start; patterns that mix dense and expert layers otherwise are refused."""
     if not experts:
         return 0
-    every = config.raw(*_ALIASES["expert_every"])
+    every = config.raw(*_key("expert_every").names)
     if isinstance(every, list):
         every = config.numbers("moe_layer_freq")
         first = every.index(1) if 1 in every else layers
@@ -316,18 +262,18 @@ def _dense_layers(config: _Config, experts: int, layers: int) -> int:
     return config.count("dense_layers", default=len(only_dense))
 
 
-def _shared_width(config: _Config, family: str, expert_width: int) -> int:
+def _shared_width(config: _Config, family: _Family, expert_width: int) -> int:
     """Width of all shared experts together."""
     if config.has("shared_ffn"):
         return config.count("shared_ffn")
-    return config.count("shared_experts", default=int(family == "llama4_text")) * expert_width
+    return config.count("shared_experts", default=family.shared) * expert_width
 
 
-def _windows(config: _Config, family: str, layers: int) -> tuple[int | None, float, bool]:
+def _windows(config: _Config, family: _Family, layers: int) -> tuple[int | None, float, bool]:
     """(window, one layer in so many attends to everything, window is a chunk); (None, 0, False): no windows."""
-    chunk = config.count_or_class_default("attention_chunk_size", _CHUNK_BY_DEFAULT.get(family, 0))
-    window = config.count_or_class_default("sliding_window", _WINDOW_BY_DEFAULT.get(family, 0))
-    if not config.flag("use_sliding_window", default=family not in _QWEN_WINDOW_FAMILIES):
+    chunk = config.count_or_class_default("attention_chunk_size", family.chunk)
+    window = config.count_or_class_default("sliding_window", family.window)
+    if not config.flag("use_sliding_window", default=not family.qwen):
         window = 0
     kinds = _layer_kinds(config, layers)
     for kind, key, tokens in (
@@ -374,12 +320,12 @@ def _layer_kinds(config: _Config, layers: int) -> list[str]:
     return kinds
 
 
-def _full_layers(config: _Config, family: str, layers: int) -> int:
+def _full_layers(config: _Config, family: _Family, layers: int) -> int:
     """Layers that attend to everything beside windows when no list says which: what the class of the family does."""
-    if family in _QWEN_WINDOW_FAMILIES:
+    if family.qwen:
         return min(layers, config.count("max_window_layers", default=_QWEN_FIRST_WINDOW_LAYER))
-    every = _FULL_EVERY_BY_DEFAULT.get(family, 0)
-    if family == "llama4_text":
+    every = family.full_every
+    if family.chunk:  # Llama 4: chunks, but for layers without rotary embedding
         rotary = config.numbers("no_rope_layers")
         if rotary and len(rotary) != layers:
             raise CatalogError(f"{config.where}: no_rope_layers lists {len(rotary)} layers of {layers}")
@@ -392,7 +338,7 @@ def _full_layers(config: _Config, family: str, layers: int) -> int:
 def _with_layers(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with the number of layers that a list of blocks or a pattern says, where it says no other."""
     listed = data.get("layers_block_type") or data.get("hybrid_override_pattern")
-    stated = any(data.get(key) is not None for key in _ALIASES["layers"])
+    stated = any(data.get(key) is not None for key in _key("layers").names)
     return (
         data if stated or not isinstance(listed, list | str) else {**data, "num_hidden_layers": len(listed)}
     )
@@ -400,7 +346,7 @@ def _with_layers(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _hybrid(config: _Config) -> dict[str, Any]:
     """What a hybrid has besides: its pattern, that of multi-token prediction, and the sizes of Mamba-2 layers."""
-    config.raw(*_WITHOUT_EFFECT_IN_HYBRIDS)
+    config.raw(*_facts()["without_effect_in_hybrids"])
     pattern = _pattern(config, "layers_block_type", "hybrid_override_pattern")
     if not pattern:
         raise CatalogError(f"{config.where}: missing layers_block_type or hybrid_override_pattern")

@@ -10,9 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from hdpsim.cost_models.reading.checked import Amount, Checked
 from hdpsim.cost_models.reading.fields import Fields, Problems
-from hdpsim.cost_models.reading.shipped import names_in, shipped
-from hdpsim.errors import CatalogError
-from hdpsim.quoting import did_you_mean, quoted
+from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
 from hdpsim.ranges import RANGES
 from hdpsim.yaml_loader import load_document
 
@@ -109,16 +107,8 @@ def price_list(name: str) -> PriceList:
 
 
 def _shipped(name: str) -> Path:
-    names = price_list_names()
-    if name == NEWEST:
-        name = names[-1]
-    if name not in names:
-        known = ", ".join((NEWEST, *names))
-        raise CatalogError(
-            f"there is no list of prices {quoted(name)}{did_you_mean(name, (NEWEST, *names))}; "
-            f"known: {known}, or a .yaml file"
-        )
-    return _FOLDER / f"{name}.yaml"
+    name = price_list_names()[-1] if name == NEWEST else name
+    return known_file(name, _FOLDER, "list of prices", NEWEST)
 
 
 @cache

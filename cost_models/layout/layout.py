@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -65,6 +65,17 @@ SWITCHES: Mapping[str, Switch] = _switches()
 _DEFAULTS: Mapping[str, Group] = {name: kind() for name, kind in GROUPS.items()}
 
 
+def _seen(part: Callable[[Layout], Layout]) -> Callable[[Layout], Layout]:
+    """A *part* of a layout, kept; of a layout that is watched all of it, so that whatever is read is seen."""
+    kept = lru_cache(maxsize=4096)(part)
+
+    def found(layout: Layout) -> Layout:
+        return kept(layout) if type(layout.pipeline) is Pipeline else layout
+
+    found.__doc__ = part.__doc__
+    return found
+
+
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Layout(Checked):
     """Degrees and switches, in groups.
@@ -110,28 +121,48 @@ class Layout(Checked):
         return Layout(**_with_changes(groups, switches))
 
     @property
+    @_seen
     def of_layers(self) -> Layout:
         """The layout as far as a pass of a single layer or head can tell.
 
         It is the same for all pipelines and kinds of sharding, and whatever of a forward the backward repeats. What
         prices a layer is given this layout, so that it cannot depend on anything else.
         """
-        return _of_layers(self)
+        deferred, schedule = self.defers_head_gradient, self.pipeline.schedule
+        # Deferring needs a pipeline of two stages at least; with this order stages stand between neighbouring ranks.
+        stages = self.parallel.pp if self.parallel.order == "tp-pp-dp" else 1 + deferred
+        schedule = "1f1b" if schedule == "interleaved" else schedule
+        small, layers = (
+            self.recompute.kind == "selective" and self.recompute.small_kernels,
+            self.recompute.layers,
+        )
+        return self.with_groups(
+            parallel=replace(self.parallel, pp=stages, cp=None),
+            pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
+            sharding=Sharding(kind="zero3") if self.sharding.kind == "zero3" else Sharding(),
+            recompute=Recompute(kind="selective", small_kernels=True, layers=layers)
+            if small
+            else Recompute(),
+            context=replace(self.context, rank_capacity_tokens=None),
+        )
 
     @property
+    @_seen
     def of_stages(self) -> Layout:
         """The layout as far as the contents of pipeline stages go: degrees and the pipeline."""
-        return _of_stages(self)
+        return Layout(parallel=replace(self.parallel, cp=None), pipeline=self.pipeline)
 
     @property
+    @_seen
     def of_states(self) -> Layout:
         """The layout as far as weights, gradients and optimizer states go."""
-        return _of_states(self)
+        return self.of_stages.with_groups(sharding=self.sharding, precision=self.precision)
 
     @property
+    @_seen
     def of_prices(self) -> Layout:
         """The layout as far as prices go: how much ranks may hold decides what is planned, not what that costs."""
-        return _of_prices(self)
+        return self.with_groups(context=replace(self.context, rank_capacity_tokens=None))
 
     def switch(self, name: str) -> Any:
         """The value of the switch of that name."""
@@ -158,52 +189,6 @@ class Layout(Checked):
         pipeline = self.pipeline
         deferred = pipeline.deferred_head_gradient and pipeline.schedule in ("1f1b", "interleaved")
         return deferred and self.parallel.pp > 1
-
-
-@lru_cache(maxsize=4096)
-def _of_layers(layout: Layout) -> Layout:
-    if type(layout.pipeline) is not Pipeline:  # watched: whatever is read must be seen
-        return layout
-    deferred = layout.defers_head_gradient
-    # Deferring needs a pipeline of two stages at least; with this order stages stand between neighbouring ranks.
-    stages = layout.parallel.pp if layout.parallel.order == "tp-pp-dp" else 1 + deferred
-    schedule = layout.pipeline.schedule
-    schedule = "1f1b" if schedule == "interleaved" else schedule
-    small = layout.recompute.kind == "selective" and layout.recompute.small_kernels
-    of_layers = layout.recompute.layers
-    return layout.with_groups(
-        parallel=replace(layout.parallel, pp=stages, cp=None),
-        pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
-        sharding=Sharding(kind="zero3") if layout.sharding.kind == "zero3" else Sharding(),
-        recompute=Recompute(kind="selective", small_kernels=True, layers=of_layers) if small else Recompute(),
-        context=replace(layout.context, rank_capacity_tokens=None),
-    )
-
-
-@lru_cache(maxsize=4096)
-def _of_states(layout: Layout) -> Layout:
-    if type(layout.pipeline) is not Pipeline:
-        return layout
-    return Layout(
-        parallel=replace(layout.parallel, cp=None),
-        pipeline=layout.pipeline,
-        sharding=layout.sharding,
-        precision=layout.precision,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _of_prices(layout: Layout) -> Layout:
-    if type(layout.context) is not Context or layout.context.rank_capacity_tokens is None:
-        return layout
-    return layout.with_groups(context=replace(layout.context, rank_capacity_tokens=None))
-
-
-@lru_cache(maxsize=4096)
-def _of_stages(layout: Layout) -> Layout:
-    if type(layout.pipeline) is not Pipeline:
-        return layout
-    return Layout(parallel=replace(layout.parallel, cp=None), pipeline=layout.pipeline)
 
 
 def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:

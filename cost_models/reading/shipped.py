@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from hdpsim.errors import UserInputError
-from hdpsim.quoting import did_you_mean
+from hdpsim.errors import CatalogError, UserInputError
+from hdpsim.quoting import did_you_mean, quoted
 
 
 def shipped(path: str) -> Path:
@@ -17,6 +17,21 @@ def shipped(path: str) -> Path:
 def names_in(folder: Path) -> tuple[str, ...]:
     """The names of a folder's YAML files."""
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def known_file(name: str, folder: Path, what: str, *others: str) -> Path:
+    """The file of that *name* in *folder*; *others*: names besides that the caller knows.
+
+    Raises:
+        CatalogError: there is none; the message lists those there are.
+    """
+    names = names_in(folder)
+    if name not in names:
+        known = (*others, *names)
+        raise CatalogError(
+            f"there is no {what} {quoted(name)}{did_you_mean(name, known)}; known: {', '.join(known)}, or a .yaml file"
+        )
+    return folder / f"{name}.yaml"
 
 
 def given_or_shipped(source: str | Path, folder: Path, what: str) -> Path:

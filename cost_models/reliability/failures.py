@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.reading.fields import Fields, Problems
-from hdpsim.cost_models.reading.shipped import names_in, shipped
+from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
 from hdpsim.cost_models.reading.units import DAY_S
-from hdpsim.errors import CatalogError
-from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import load_document
 
 Scope = Literal["node", "link", "job"]
@@ -88,16 +86,8 @@ def failure_profile_names() -> tuple[str, ...]:
 
 @cache
 def failure_profile(name: str) -> FailureProfile:
-    """The shipped profile of that name.
-
-    Raises:
-        CatalogError: there is none; the message lists those there are.
-    """
-    if name not in failure_profile_names():
-        hint = did_you_mean(name, failure_profile_names())
-        known = ", ".join(failure_profile_names())
-        raise CatalogError(f"no failure profile {quoted(name)}{hint}; known: {known}, or a .yaml file")
-    return load_failure_profile(_FOLDER / f"{name}.yaml")
+    """The shipped profile of that name; raises CatalogError."""
+    return load_failure_profile(known_file(name, _FOLDER, "failure profile"))
 
 
 def load_failure_profile(path: Path) -> FailureProfile:
