@@ -46,17 +46,19 @@ def _node(node: Node) -> Document | str:
     changed.pop("gpu", None)
     if known is None or node.gpu != known.gpu:
         changed["gpu"] = _gpu(node.gpu)
-    if known is None:
-        return changed
-    return {"like": node.name, "name": node.name, **changed} if changed else node.name
+    return _like(node.name, known, changed)
 
 
 def _gpu(gpu: Gpu) -> Document | str:
     known = _base(gpu, catalog.gpu(gpu.name) if gpu.name in catalog.names("gpu") else None)
-    changed = _differences(gpu, known)
+    return _like(gpu.name, known, _differences(gpu, known))
+
+
+def _like(name: str, known: object, changed: Document) -> Document | str:
+    """What is *known* by its name, with what is *changed* of it."""
     if known is None:
         return changed
-    return {"like": gpu.name, "name": gpu.name, **changed} if changed else gpu.name
+    return {"like": name, "name": name, **changed} if changed else name
 
 
 def _base(value: Any, known: Any) -> Any:

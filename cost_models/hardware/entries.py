@@ -7,7 +7,7 @@ otherwise, has a unit or a range of another name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,7 @@ from hdpsim.cost_models.reading.fields import Fields
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.ranges import RANGES
 
+Made = TypeVar("Made")
 Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Mamba, Model)
 
 _DUPLEX_SHARE = (
@@ -110,13 +111,7 @@ def read_gpu(fields: Fields, name: str) -> Gpu | None:
     """A GPU; None when something was noted."""
     host_link = fields.quantity("host_link", "bandwidth")
     duplex = fields.quantity("host_link_duplex", "bandwidth", default=host_link * _DUPLEX_SHARE)
-    return _built(
-        fields,
-        Gpu,
-        name=_name(fields, name),
-        host_link_duplex_bytes_per_s=duplex,
-        source=_source(fields),
-    )
+    return _built(fields, Gpu, name, host_link_duplex_bytes_per_s=duplex)
 
 
 def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
@@ -126,16 +121,8 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
         fields.problems.add(
             fields.dotted("board_gpus"), f"must be at least 2 and the node's {gpus}, got {board}"
         )
-    return _built(
-        fields,
-        Node,
-        name=_name(fields, name),
-        gpu=gpu,
-        gpus=gpus,
-        nics=fields.integer("nics"),
-        board_gpus=board or None,
-        source=_source(fields),
-    )
+    nics = fields.integer("nics")
+    return _built(fields, Node, name, gpu=gpu, gpus=gpus, nics=nics, board_gpus=board or None)
 
 
 def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None:
@@ -148,23 +135,15 @@ def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None
             fields.dotted("nodes"),
             f"{nodes:,} nodes of {node.gpus} GPUs: {most.complaint(nodes * node.gpus)}",
         )
-    return _built(
-        fields,
-        Cluster,
-        name=_name(fields, name),
-        node=node,
-        nodes=nodes,
-        fabric=fabric,
-        source=_source(fields),
-    )
+    return _built(fields, Cluster, name, node=node, nodes=nodes, fabric=fabric)
 
 
 def read_mixed_cluster(fields: Fields, name: str, groups: Sequence[NodeGroup | None]) -> Cluster | None:
     """A cluster of *groups* of nodes, the list under `nodes`; None when something was noted."""
     fabric = _built(fields.mapping("fabric"), Fabric)
     for key in ("node", "gpus"):
+        fields.take(key)
         if fields.has(key):
-            fields.raw(key)
             fields.problems.add(fields.dotted(key), "must not be given together with a list of nodes")
     named, source = _name(fields, name), _source(fields)
     fields.finish()
@@ -175,12 +154,7 @@ def read_mixed_cluster(fields: Fields, name: str, groups: Sequence[NodeGroup | N
     if not most.holds(gpus):
         fields.problems.add(fields.dotted("nodes"), most.complaint(gpus))
         return None
-    try:
-        return cluster_of_groups(named, found, fabric, source)
-    except ContradictionError as error:
-        for key, text in error.problems:
-            fields.problems.add(fields.dotted(key), text)
-        return None
+    return _agreeing(fields, lambda: cluster_of_groups(named, found, fabric, source))
 
 
 def read_node_group(fields: Fields, node: Node | None) -> NodeGroup | None:
@@ -202,7 +176,7 @@ def read_model(fields: Fields, name: str) -> Model | None:
     return _built(
         fields,
         Model,
-        name=_name(fields, name),
+        name,
         hidden=hidden,
         heads=heads,
         kv_heads=fields.integer("kv_heads", default=heads, kind="heads"),
@@ -210,7 +184,6 @@ def read_model(fields: Fields, name: str) -> Model | None:
         full_attention_every=int(every) if every == int(every) else every,  # files show 2, not 2.0
         latent_attention=_latent_attention(fields),
         mamba=_mamba(fields),
-        source=_source(fields),
     )
 
 
@@ -228,19 +201,15 @@ def _mamba(fields: Fields) -> Mamba | None:
 
 def _nodes(fields: Fields, node: Node | None) -> int:
     """The number of nodes, given as `nodes` or as `gpus`."""
+    fields.take("nodes", "gpus")
     if fields.has("nodes") and fields.has("gpus"):
-        fields.raw("nodes")
-        fields.raw("gpus")
         fields.problems.add(fields.dotted("gpus"), "must not be given together with nodes")
         return 1
-    if not fields.has("gpus"):
-        fields.raw("gpus", None)
-        if not fields.has("nodes"):
-            fields.raw("nodes", None)
-            fields.problems.add(fields.dotted("nodes"), "is required (or gpus)")
-            return 1
+    if fields.has("nodes"):
         return fields.integer("nodes")
-    fields.raw("nodes", None)
+    if not fields.has("gpus"):
+        fields.problems.add(fields.dotted("nodes"), "is required (or gpus)")
+        return 1
     known = len(fields.problems.found)
     gpus = fields.integer("gpus")
     if len(fields.problems.found) == known and node is not None and gpus % node.gpus:
@@ -259,32 +228,38 @@ def _name(fields: Fields, default: str) -> str:
 def _source(fields: Fields) -> str:
     """The `source` text, or the `sources` of the single figures as one text."""
     text = fields.text("source", default="").strip()
-    if not fields.has("sources"):
-        fields.raw("sources", None)
-        return text
-    parts = fields.raw("sources")
+    parts = fields.raw("sources", {})
     if not isinstance(parts, dict):
         fields.problems.add(fields.dotted("sources"), "must be a mapping from key to source")
         return text
     return "; ".join([*([text] if text else []), *(f"{key}: {value}" for key, value in parts.items())])
 
 
-def _built(fields: Fields, kind: type[Entry], **given: Any) -> Entry | None:
-    """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry."""
+def _built(fields: Fields, kind: type[Entry], name: str | None = None, **given: Any) -> Entry | None:
+    """The entry of *given* values and the other keys; None when something was noted: stand-ins are no entry.
+
+    *name*: of an entry with a name and a source, where its keys say no other.
+    """
+    if name is not None:
+        given |= {"name": _name(fields, name), "source": _source(fields)}
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind, include_extras=True)
     hints = _HINTS[kind]
     others = (item for item in dataclasses.fields(kind) if item.name not in given)
     given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
-    result: Entry | None = None
-    if fields.sound:
-        try:
-            result = kind(**given)
-        except ContradictionError as error:
-            for key, text in error.problems:
-                fields.problems.add(fields.dotted(key), text)
+    result = _agreeing(fields, lambda: kind(**given)) if fields.sound else None
     fields.finish()
     return result if fields.sound else None
+
+
+def _agreeing(fields: Fields, made: Callable[[], Made]) -> Made | None:
+    """What is *made*; None after noting what contradicts each other."""
+    try:
+        return made()
+    except ContradictionError as error:
+        for key, text in error.problems:
+            fields.problems.add(fields.dotted(key), text)
+        return None
 
 
 _HINTS: dict[type, dict[str, Any]] = {}

@@ -129,8 +129,7 @@ def _loaded(path: Path) -> PriceList:
 def _by_provider(fields: Fields) -> dict[Provider, PriceRange]:
     providers: tuple[Provider, ...] = get_args(Provider)
     found = {name: _range(fields.mapping(name), name) for name in providers if fields.has(name)}
-    for name in providers:
-        fields.raw(name, None)
+    fields.take(*providers)
     fields.finish()
     return found
 

@@ -359,12 +359,11 @@ class Collectives:
         Source: Hockney, Parallel Computing 20(3), 1994 (latency and bandwidth).
         """
         sizes = np.asarray(message_bytes, dtype=np.float64)
-        bytes_per_s, latency_s = self.fabric.rank_hop(tier, tp=1)
-        wire_s = sizes / bytes_per_s
+        wire_s = sizes / self.fabric.bytes_per_s(tier)
         later_s = message_start_s(sizes, wire_s, self.fabric.calibration)
         later_s = np.where(np.asarray(tier) == 0, later_s, 0.0)
-        time_s: Floats = np.where(sizes > 0, latency_s + later_s + wire_s, 0.0)
-        return time_s
+        time_s = self.fabric.latency_s(tier) + later_s + wire_s
+        return np.where(sizes > 0, time_s, 0.0)
 
 
 def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) -> tuple[int, int]:

@@ -20,8 +20,8 @@ NEGLIGIBLE = 1e-12  # probability at which the tail of the maximum is cut off
 
 
 @lru_cache(maxsize=512)
-def _maximum(links: int, flows: int) -> tuple[float, ...]:
-    """P(busiest of *links* carries at most x of *flows*) for x = 0, 1, ... until it is 1 to 1e-12.
+def maximum_distribution(links: int, flows: int) -> Floats:
+    """P(the busiest of *links* carries at most x of *flows*) for x = 0, 1, ... until it is 1 to 1e-12; read-only.
 
         P(max <= x) = P(X <= x)^k P(S_x = n) / P(S = n),   X Poisson(n / k), S_x sum of k of them cut off at x
 
@@ -29,6 +29,9 @@ def _maximum(links: int, flows: int) -> tuple[float, ...]:
     Source: D. E. Barton, F. N. David, Combinatorial Chance, 1962 (the Poisson conditioning); k-fold convolution
         by repeated squaring.
     """
+    _check(links, flows)
+    if not flows:
+        return np.ones(1)
     mean = flows / links
     count = np.arange(flows + 1, dtype=np.float64)
     log_factorial = np.concatenate([np.zeros(1), np.cumsum(np.log(count[1:]))])
@@ -43,7 +46,9 @@ def _maximum(links: int, flows: int) -> tuple[float, ...]:
         distribution.append(float(min(1.0, _power_at(cut, links, flows) / all_balls)))
         if distribution[-1] > 1.0 - NEGLIGIBLE:
             break
-    return tuple(distribution)
+    found = np.asarray(distribution)
+    found.flags.writeable = False
+    return found
 
 
 def _power_at(weights: Floats, times: int, degree: int) -> float:
@@ -56,12 +61,6 @@ def _power_at(weights: Floats, times: int, degree: int) -> float:
         if times:
             base = np.convolve(base, base)[: degree + 1]
     return float(result[degree]) if degree < len(result) else 0.0
-
-
-def maximum_distribution(links: int, flows: int) -> Floats:
-    """P(the busiest of *links* carries at most x of *flows*), x = 0, 1, 2, ... up to (practically) certainty."""
-    _check(links, flows)
-    return np.asarray(_maximum(links, flows)) if flows else np.ones(1)
 
 
 def busiest_load(links: int, flows: int, *, per_link: float = 1.0, switches: int = 1) -> float:

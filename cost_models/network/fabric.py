@@ -8,8 +8,8 @@ A cluster has four distances, called tiers:
     3  across pods: leaf, spine, core, spine, leaf
 
 GPUs are numbered node by node, nodes block by block, blocks pod by pod, so the tier of two GPUs follows from
-integer divisions and never needs a graph search. `fabric_graph` builds the same network as a graph; tests hold
-the two together.
+integer divisions and never needs a graph search. `graph.build_graph` builds the same network as a graph; tests
+hold the two together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FabricModel:
         check_fabric(self.cluster)
 
     def tier(self, gpu_a: ArrayLike, gpu_b: ArrayLike) -> Ints:
-        """Tier between GPUs, element by element (0 for a GPU and itself)."""
+        """Tier between GPUs, element by element (0 for a GPU and itself); of all GPUs in between none is farther."""
         a, b = np.asarray(gpu_a, dtype=np.int64), np.asarray(gpu_b, dtype=np.int64)
         places = [(a // gpus != b // gpus).astype(np.int64) for gpus in self._place_gpus]
         tier: Ints = places[0] + places[1] + places[2]
@@ -218,10 +218,6 @@ class FabricModel:
                 rate = np.where(tiers >= level, np.minimum(rate, shared), rate)
         return rate
 
-    def span_tier(self, first_gpu: ArrayLike, last_gpu: ArrayLike) -> Ints:
-        """Tier of the widest hop among the GPUs first..last: with this numbering, that of the two ends."""
-        return self.tier(first_gpu, last_gpu)
-
     def bytes_per_s(self, tier: ArrayLike, crossing_share: ArrayLike = 1.0) -> Floats:
         """One GPU's share of the links of a tier while all GPUs send.
 
@@ -267,10 +263,6 @@ class FabricModel:
         calibration, hop_s = self.calibration, self.cluster.fabric.hop_latency_s
         network_s = [2 * calibration.nic_latency_s + switches * hop_s for switches in SWITCHES_BY_TIER[1:]]
         return [calibration.nvswitch_latency_s, *network_s]
-
-    def rank_hop(self, tier: ArrayLike, tp: int, crossing_share: ArrayLike = 1.0) -> tuple[Floats, Floats]:
-        """(bytes/s, latency s) of one hop between ranks of *tp* GPUs that each send their part in parallel."""
-        return tp * self.bytes_per_s(tier, crossing_share), self.latency_s(tier)
 
     def ring_tiers(self, member_gpus: ArrayLike, offsets: ArrayLike) -> Ints:
         """Tier of the slowest hop of many rings, wrap-around included.

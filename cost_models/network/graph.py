@@ -11,6 +11,7 @@ about two thousand nodes. In full, every device is a node: for drawing and for c
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import networkx as nx
@@ -23,7 +24,6 @@ from hdpsim.errors import InfeasibleError
 FULL_GRAPH_LIMIT_GPUS = 4096
 """Above this the full graph only wastes memory: the collapsed one says the same."""
 
-KINDS = ("gpu", "nvswitch", "nic", "leaf", "spine", "core")
 _LAYER = {"gpu": 0, "nvswitch": 1, "nic": 1, "leaf": 2, "spine": 3, "core": 4}
 
 
@@ -86,37 +86,24 @@ class _Builder:
         self.pod_up_bytes_per_s = pod_blocks * self.block_up_bytes_per_s / fabric.spine_oversubscription
 
     def build(self) -> nx.Graph[str]:
+        fabric, nodes = self.cluster.fabric, self.cluster.nodes
         cores = self._devices("core", self.cores) if self.pods > 1 else []
         for pod in range(self.pods):
-            self._pod(pod, cores)
-        return self.graph
-
-    def _pod(self, pod: int, cores: list[str]) -> None:
-        fabric = self.cluster.fabric
-        spines: list[str] = []
-        if self.blocks > 1:
-            spines = self._devices("spine", self.spines_per_pod, pod=pod)
-        if self.pods > 1:
+            spines = self._devices("spine", self.spines_per_pod, pod=pod) if self.blocks > 1 else []
             self._mesh(spines, cores, self.pod_up_bytes_per_s, self.spines_per_pod * self.cores)
-        first = pod * fabric.blocks_per_pod
-        for block in range(first, min(first + fabric.blocks_per_pod, self.blocks)):
-            leaves: list[str] = []
-            if self.cluster.nodes > 1:
-                leaves = self._devices("leaf", self.leaves_per_block, pod=pod, block=block)
-            if spines:
+            first = pod * fabric.blocks_per_pod
+            for block in range(first, min(first + fabric.blocks_per_pod, self.blocks)):
+                where = {"pod": pod, "block": block}
+                leaves = self._devices("leaf", self.leaves_per_block, **where) if nodes > 1 else []
                 links = self.leaves_per_block * self.spines_per_pod
                 self._mesh(leaves, spines, self.block_up_bytes_per_s, links)
-            self._block(pod, block, leaves)
-
-    def _block(self, pod: int, block: int, leaves: list[str]) -> None:
-        first = block * self.cluster.fabric.nodes_per_block
-        last = min(first + self.cluster.fabric.nodes_per_block, self.cluster.nodes)
-        where = {"pod": pod, "block": block}
-        if self.collapse:
-            self._nodes(last - first, leaves, where)
-            return
-        for node in range(first, last):
-            self._nodes(1, leaves, where | {"node": node})
+                here = range(nodes)[block * fabric.nodes_per_block : (block + 1) * fabric.nodes_per_block]
+                if self.collapse:
+                    self._nodes(len(here), leaves, where)
+                else:
+                    for node in here:
+                        self._nodes(1, leaves, where | {"node": node})
+        return self.graph
 
     def _nodes(self, nodes: int, leaves: list[str], where: dict[str, int]) -> None:
         """Add *nodes* equal servers below *leaves* (more than one only when collapsing)."""
@@ -158,9 +145,8 @@ class _Builder:
     def _mesh(self, lower: list[str], upper: list[str], total_bytes_per_s: float, links: int) -> None:
         """Connect every lower with every upper switch; together the links carry *total_bytes_per_s*."""
         pairs, hop_s = len(lower) * len(upper), self.cluster.fabric.hop_latency_s
-        for low in lower:
-            for up in upper:
-                self._link(low, up, total_bytes_per_s / pairs, hop_s, links // pairs)
+        for low, up in product(lower, upper):
+            self._link(low, up, total_bytes_per_s / pairs, hop_s, links // pairs)
 
     def _link(self, a: str, b: str, capacity: float, latency_s: float, links: int) -> None:
         self.graph.add_edge(a, b, capacity=capacity, latency_s=latency_s, links=links)

@@ -226,17 +226,9 @@ class Links:
         """Of all links, by number."""
         return [self.name(number) for number in range(len(self))]
 
-    def kind(self, number: int) -> LinkKind:
-        """Kind of a link."""
-        return KINDS[int(np.searchsorted([self.first[kind] for kind in KINDS], number, side="right")) - 1]
-
     def of_kind(self, kind: LinkKind) -> slice:
         """The numbers of all links of a kind."""
         return slice(self.first[kind], self.first[kind] + self.count[kind])
-
-    def kinds(self) -> Ints:
-        """[links]: the kind of each, as its place in KINDS."""
-        return np.repeat(np.arange(len(KINDS)), [self.count[kind] for kind in KINDS])
 
     def name(self, number: int) -> str:
         """Kind and place: gpu-out:17, nic-in:3.2 (node, NIC), leaf-up:0.3.7 (block, leaf, up-link)."""
@@ -328,7 +320,9 @@ class Links:
         columns = np.stack(
             [port, one_way, self.first["host-both"] + behind, self.first["memory"] + place], axis=-1
         )
-        return _even_routes(columns)
+        flows, width = columns.shape
+        offsets = np.arange(flows + 1, dtype=np.int64) * width
+        return Routes(offsets=offsets, link=columns.reshape(-1), share=np.ones(columns.size))
 
 
 def _host_links(node: Node) -> int:
@@ -340,12 +334,3 @@ def _layer(switches: int, total_bytes_per_s: float, up_link_bytes_per_s: float) 
     """As many up-links of a switch as its total rate needs, equal ones."""
     bins = max(1, round(total_bytes_per_s / up_link_bytes_per_s)) if switches else 1
     return _Layer(switches=switches, bins=bins, capacity_bytes_per_s=total_bytes_per_s / bins)
-
-
-def _even_routes(columns: Ints) -> Routes:
-    flows, width = columns.shape
-    return Routes(
-        offsets=np.arange(flows + 1, dtype=np.int64) * width,
-        link=columns.reshape(-1),
-        share=np.ones(columns.size),
-    )

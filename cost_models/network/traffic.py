@@ -74,20 +74,10 @@ def hops(members: ArrayLike) -> Traffic:
     return flows(gpus.ravel(), np.roll(gpus, -1, axis=0).ravel())
 
 
-def ring_half(members: ArrayLike, node_gpus: int) -> Traffic:
-    """All-gather or reduce-scatter: (n - 1)/n of the bytes over every hop, see _channels."""
-    ranks = np.asarray(members).size
-    return _channels(members, node_gpus, (ranks - 1) / ranks)
-
-
 def ring_all_reduce(members: ArrayLike, node_gpus: int) -> Traffic:
-    """A reduce-scatter and an all-gather."""
-    ranks = np.asarray(members).size
-    return _channels(members, node_gpus, 2 * (ranks - 1) / ranks)
+    """A reduce-scatter and an all-gather: each sends (n - 1)/n of the bytes over every hop.
 
-
-def _channels(members: ArrayLike, node_gpus: int, hop_share: float) -> Traffic:
-    """Rings of NCCL through all members, one for each member of a node, each with its part of the bytes.
+    Rings of NCCL go through all members, one for each member of a node, each with its part of the bytes.
 
     A ring visits the nodes one after the other and all members of a node in between; it enters and leaves a node at
     another member than the other rings do, so they use all the members' NICs.
@@ -101,6 +91,7 @@ def _channels(members: ArrayLike, node_gpus: int, hop_share: float) -> Traffic:
         order = [np.roll(local, -channel)[:: -1 if place % 2 else 1] for place, local in enumerate(by_node)]
         rings.append(hops(np.concatenate(order)))
     ring = together(rings)
+    hop_share = 2 * (len(gpus) - 1) / len(gpus)
     return Traffic(source=ring.source, target=ring.target, share=ring.share * hop_share / channels)
 
 

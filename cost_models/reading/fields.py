@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError
@@ -12,6 +12,7 @@ from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 
 _MISSING: Any = object()
+V = TypeVar("V")
 
 
 class Problems:
@@ -45,14 +46,10 @@ class Fields:
         self.problems, self.key = problems, key
         self._noted_before = len(problems.found)
         self._taken: list[str] = []
-        if isinstance(data, dict):
-            self._data: dict[str, Any] = data
-        else:
-            self._data = {}
+        self._data: dict[str, Any] = data if isinstance(data, dict) else {}
+        self._taken_all = not isinstance(data, dict)
+        if self._taken_all:
             problems.add(key, f"must be a mapping (key: value), got {_kind(data)}")
-            self._taken_all = True
-            return
-        self._taken_all = False
 
     @property
     def sound(self) -> bool:
@@ -77,26 +74,25 @@ class Fields:
             self.problems.add(self.dotted(name), "is required")
         return default
 
-    @overload
-    def quantity(
-        self, name: str, dimension: str, *, default: float = ..., zero: bool = ..., kind: str | None = ...
-    ) -> float: ...
+    def take(self, *names: str) -> None:
+        """These keys are known, whatever they hold."""
+        self._taken += names
+
+    def _refuse(self, name: str, text: str, stand_in: V) -> V:
+        """Note what is wrong with a value, and go on with another."""
+        self.problems.add(self.dotted(name), text)
+        return stand_in
 
     @overload
-    def quantity(
-        self, name: str, dimension: str, *, default: None, zero: bool = ..., kind: str | None = ...
-    ) -> float | None: ...
+    def quantity(self, name: str, dimension: str, *, default: float = ..., zero: bool = ...) -> float: ...
+
+    @overload
+    def quantity(self, name: str, dimension: str, *, default: None, zero: bool = ...) -> float | None: ...
 
     def quantity(
-        self,
-        name: str,
-        dimension: str,
-        *,
-        default: float | None = _MISSING,
-        zero: bool = False,
-        kind: str | None = None,
+        self, name: str, dimension: str, *, default: float | None = _MISSING, zero: bool = False
     ) -> float | None:
-        """A number with a unit, in base units and in the range of its *kind* (default: its dimension).
+        """A number with a unit, in base units and in the range of its dimension.
 
         Zero is allowed, too, when *zero* is set. What is absent is the default, None included.
         """
@@ -108,38 +104,31 @@ class Fields:
                 raise QuantityError(_kind(value), dimension, ("its unit",))
             parsed = parse_quantity(value, dimension)
         except QuantityError as error:
-            self.problems.add(self.dotted(name), str(error))
-            return 1.0
+            return self._refuse(name, str(error), 1.0)
         if not parsed > 0 and not zero:
-            self.problems.add(self.dotted(name), f"must be positive, got {quoted(value)}")
-            return 1.0
-        allowed = RANGES[kind or dimension]
+            return self._refuse(name, f"must be positive, got {quoted(value)}", 1.0)
+        allowed = RANGES[dimension]
         if parsed > 0 and not allowed.low <= parsed <= allowed.high:
-            self.problems.add(self.dotted(name), allowed.complaint(value))
-            return 1.0
+            return self._refuse(name, allowed.complaint(value), 1.0)
         return parsed
 
     def integer(
         self, name: str, *, minimum: int = 1, default: int = _MISSING, kind: str | None = None
     ) -> int:
         """A whole number of at least *minimum* in the range of its *kind* (default: its name)."""
-        value = self.raw(name, default)
+        value, stand_in = self.raw(name, default), max(minimum, 1)
         if value is _MISSING:
-            return max(minimum, 1)
+            return stand_in
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.problems.add(
-                self.dotted(name), f"must be a whole number, got {_kind(value)} {quoted(value)}"
-            )
-            return max(minimum, 1)
+            text = f"must be a whole number, got {_kind(value)} {quoted(value)}"
+            return self._refuse(name, text, stand_in)
         if value < minimum and value is not default:
-            self.problems.add(self.dotted(name), f"must be at least {minimum}, got {quoted(value)}")
-            return max(minimum, 1)
+            return self._refuse(name, f"must be at least {minimum}, got {quoted(value)}", stand_in)
         allowed = RANGES[kind or (name if name in RANGES else "count")]
         if value > allowed.high:
-            self.problems.add(self.dotted(name), allowed.from_least(minimum).complaint(value))
-            return max(minimum, 1)
+            return self._refuse(name, allowed.from_least(minimum).complaint(value), stand_in)
         return int(value)
 
     def number(
@@ -150,54 +139,48 @@ class Fields:
         if value is _MISSING:
             return minimum
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-            self.problems.add(self.dotted(name), f"must be a number, got {_kind(value)} {quoted(value)}")
-            return minimum
+            return self._refuse(name, f"must be a number, got {_kind(value)} {quoted(value)}", minimum)
         if not value >= minimum:
-            self.problems.add(self.dotted(name), f"must be at least {minimum:g}, got {quoted(value)}")
-            return minimum
+            return self._refuse(name, f"must be at least {minimum:g}, got {quoted(value)}", minimum)
         allowed = RANGES[kind or (name if name in RANGES else "number")]
         if value is not default and not allowed.low <= value <= allowed.high:
-            self.problems.add(self.dotted(name), allowed.complaint(value))
-            return minimum
+            return self._refuse(name, allowed.complaint(value), minimum)
         return float(value)
 
     def boolean(self, name: str, *, default: bool = _MISSING) -> bool:
         """`true` or `false`, spelled so."""
         value = self.raw(name, default)
-        if isinstance(value, bool):
-            return value
-        if value is not _MISSING:
-            self.problems.add(self.dotted(name), f"must be true or false, got {_kind(value)} {quoted(value)}")
-        return False
+        if isinstance(value, bool) or value is _MISSING:
+            return value is True
+        return self._refuse(name, f"must be true or false, got {_kind(value)} {quoted(value)}", False)
 
     def text(self, name: str, *, default: str = _MISSING) -> str:
         """A non-empty text."""
         value = self.raw(name, default)
         if isinstance(value, str) and (value or value is default):
             return value
-        if value is not _MISSING:
-            self.problems.add(self.dotted(name), f"must be a text, got {_kind(value)} {quoted(value)}")
-        return ""
+        if value is _MISSING:
+            return ""
+        return self._refuse(name, f"must be a text, got {_kind(value)} {quoted(value)}", "")
 
     def choice(self, name: str, options: Iterable[str], *, default: str = _MISSING) -> str:
         """One of the *options*."""
         allowed = tuple(options)
         value = self.raw(name, default)
-        if value is _MISSING or (isinstance(value, str) and value in allowed):
-            return str(value) if value is not _MISSING else allowed[0]
+        if isinstance(value, str) and value in allowed:
+            return value
+        if value is _MISSING:
+            return allowed[0]
         hint = did_you_mean(str(value), allowed)
-        self.problems.add(
-            self.dotted(name), f"must be one of {', '.join(allowed)}; got {quoted(value)}{hint}"
-        )
-        return allowed[0]
+        text = f"must be one of {', '.join(allowed)}; got {quoted(value)}{hint}"
+        return self._refuse(name, text, allowed[0])
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts; absent = empty."""
         value = self.raw(name, [])
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-        self.problems.add(self.dotted(name), f"must be a list of texts, got {_kind(value)}")
-        return ()
+        return self._refuse(name, f"must be a list of texts, got {_kind(value)}", ())
 
     def mapping(self, name: str) -> Fields:
         """The nested mapping under *name*."""

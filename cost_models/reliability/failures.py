@@ -104,10 +104,10 @@ def load_failure_profile(path: Path) -> FailureProfile:
     problems = Problems(str(path), document.where)
     fields = Fields(document.data, problems)
     title = fields.text("title")
-    fields.raw("sources", None)
+    fields.take("sources")
     links_per_node = fields.integer("links_per_node", default=8)
     observed = _observed(fields)
-    causes = list(_causes(fields, problems, observed, links_per_node))
+    causes = list(_causes(fields, observed, links_per_node))
     total = fields.number("per_1000_node_days", default=0.0, kind="per_1000_days")
     fields.finish()
     if not causes:
@@ -130,8 +130,9 @@ def _observed(fields: Fields) -> tuple[float, float] | None:
 
 
 def _causes(
-    fields: Fields, problems: Problems, observed: tuple[float, float] | None, links_per_node: int
+    fields: Fields, observed: tuple[float, float] | None, links_per_node: int
 ) -> Iterator[FailureCause]:
+    problems = fields.problems
     if fields.has("mix_of"):
         name = fields.choice("mix_of", failure_profile_names())
         if not fields.has("per_1000_node_days"):

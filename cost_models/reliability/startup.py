@@ -7,7 +7,6 @@ a time, so a barrier of n processes costs 2 n service times; groups grow with n 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 StartupMethod = Literal["tcp-store", "redis", "ordered"]
@@ -22,28 +21,19 @@ TCP_STORE_REQUEST_S = (
 REDIS_REQUEST_S = 74.0e-6  # fitted on 361 s at 2,048 GPUs (the same section); non-blocking, asynchronous
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCount:
-    """How many groups a job makes.
-
-    Attributes:
-        groups: calls that make a group, all kinds together.
-        kinds: partitions of the processes into groups (tensor, pipeline, data, ...); a process is in one of each.
-    """
-
-    groups: int
-    kinds: int
+KINDS_OF_GROUPS = 7
+"""Partitions of the processes into groups (tensor, pipeline, data, ...); a process is in one of each."""
 
 
-def group_counts(gpus: int, tp: int, pp: int) -> GroupCount:
-    """Groups that Megatron-LM makes.
+def group_count(gpus: int, tp: int, pp: int) -> int:
+    """Groups that Megatron-LM makes, each by a call.
 
         data (NCCL and Gloo) 2 tp pp | model n / (tp pp) | tensor n / tp | pipeline, embedding, positions 3 n / pp
 
     Ignored: context- and expert-parallel groups.
     Source: Megatron-LM megatron/core/parallel_state.py, initialize_model_parallel (mid 2023).
     """
-    return GroupCount(groups=2 * tp * pp + gpus // (tp * pp) + gpus // tp + 3 * (gpus // pp), kinds=7)
+    return 2 * tp * pp + gpus // (tp * pp) + gpus // tp + 3 * (gpus // pp)
 
 
 def store_requests(gpus: int, tp: int, pp: int, method: StartupMethod) -> int:
@@ -54,9 +44,8 @@ def store_requests(gpus: int, tp: int, pp: int, method: StartupMethod) -> int:
 
     Source: MegaScale, arXiv 2402.15627 section 3.5.
     """
-    count = group_counts(gpus, tp, pp)
-    barriers = count.kinds if method == "ordered" else count.groups
-    return gpus * (REQUESTS_PER_BARRIER * barriers + REQUESTS_PER_MEMBER * count.kinds)
+    barriers = KINDS_OF_GROUPS if method == "ordered" else group_count(gpus, tp, pp)
+    return gpus * (REQUESTS_PER_BARRIER * barriers + REQUESTS_PER_MEMBER * KINDS_OF_GROUPS)
 
 
 def made_in_a_step_s(calls: int, gpus: int) -> float:

@@ -29,15 +29,13 @@ def _kinds_of_stages(model: Model, layout: Layout) -> tuple[tuple[StageContents,
 
 def offloading_layer_s(kind: StageContents, layers: LayerTerms, *, backward: bool) -> Floats:
     """[T, n] of the layers whose activations move: of the kind that most are; of a hybrid their mean."""
-    if kind.hybrid:
-        rows = sum(count * layers[each, backward] for each, count in kind.hybrid)
-        return np.asarray(rows / kind.layers)
-    return layers[LayerKind(kind.moe_layers > kind.dense_layers), backward]
+    rows = sum(count * layers[each, backward] for each, count in kind.usual)
+    return np.asarray(rows / sum(count for _, count in kind.usual))
 
 
 def alike_for_offload(kinds: tuple[StageContents, ...]) -> list[list[StageContents]]:
     """Stages whose layers move beside the same work, together."""
     found: dict[object, list[StageContents]] = {}
-    for kind in sorted(kinds, key=lambda kind: kind.moe_layers > kind.dense_layers):
-        found.setdefault(kind.hybrid or (kind.moe_layers > kind.dense_layers), []).append(kind)
+    for kind in sorted(kinds, key=lambda kind: LayerKind.MOE in dict(kind.usual)):
+        found.setdefault(kind.usual, []).append(kind)
     return list(found.values())

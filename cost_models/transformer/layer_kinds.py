@@ -8,6 +8,7 @@ alone: Mamba-2, attention, an MLP or experts. Whatever counts, cuts or prices on
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -78,25 +79,31 @@ def parts_of(model: Model) -> LayerParts:
 
 
 @lru_cache(maxsize=1024)
+def layers_in_order(model: Model) -> tuple[LayerKind, ...]:
+    """The kind of every layer of a model, multi-token prediction apart; of a plain one dense layers come first."""
+    if model.layer_pattern:
+        return tuple(KIND_OF[letter] for letter in written_out(model.layer_pattern))
+    dense = dense_layer_count(model)
+    return (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (model.layers - dense)
+
+
+@lru_cache(maxsize=1024)
 def layer_counts(model: Model) -> KindCounts:
     """The layers of a model by kind, multi-token prediction apart."""
-    if model.layer_pattern:
-        return counted(written_out(model.layer_pattern))
-    dense = dense_layer_count(model)
-    return _occurring({LayerKind.DENSE: dense, LayerKind.MOE: model.layers - dense})
+    return counted(layers_in_order(model))
 
 
 @lru_cache(maxsize=1024)
 def prediction_counts(model: Model) -> KindCounts:
     """The layers of one multi-token-prediction layer by kind: one of the usual kind, or those of mtp_pattern."""
     if model.layer_pattern:
-        return counted(written_out(model.mtp_pattern))
+        return counted(KIND_OF[letter] for letter in written_out(model.mtp_pattern))
     return ((LayerKind(bool(model.experts)), 1),)
 
 
-def counted(letters: str) -> KindCounts:
-    """Letters of a pattern that is written out by kind of layer."""
-    return _occurring({KIND_OF[letter]: count for letter, count in Counter(letters).items()})
+def counted(kinds: Iterable[LayerKind]) -> KindCounts:
+    """How many layers there are of each kind."""
+    return tuple(sorted(Counter(kinds).items()))
 
 
 def attention_layers(model: Model) -> int:
@@ -106,11 +113,8 @@ def attention_layers(model: Model) -> int:
 
 def kinds_of(model: Model) -> tuple[LayerKind, ...]:
     """The kinds that occur in the layers or in multi-token prediction."""
-    return tuple(sorted({kind for kind, _ in (*layer_counts(model), *_predicted(model))}))
-
-
-def _predicted(model: Model) -> KindCounts:
-    return prediction_counts(model) if model.mtp_layers else ()
+    predicted = prediction_counts(model) if model.mtp_layers else ()
+    return tuple(sorted({kind for kind, _ in (*layer_counts(model), *predicted)}))
 
 
 @lru_cache(maxsize=1024)
@@ -134,7 +138,3 @@ def as_layer(model: Model, kind: LayerKind) -> tuple[Model, bool]:
         kept["mamba"] = None
     one = replace(model, **kept)  # type: ignore[arg-type]
     return one, kind.has_experts
-
-
-def _occurring(counts: dict[LayerKind, int]) -> KindCounts:
-    return tuple((kind, counts[kind]) for kind in sorted(counts) if counts[kind])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from hdpsim.cost_models.feasibility import check_layout, layer_units
@@ -17,6 +17,7 @@ from hdpsim.cost_models.transformer.layer_kinds import (
     as_layer,
     counted,
     layer_counts,
+    layers_in_order,
     parts_of,
     prediction_counts,
 )
@@ -27,8 +28,7 @@ from hdpsim.cost_models.transformer.matrices import (
     prediction_matrix,
     vocabulary_matrix,
 )
-from hdpsim.cost_models.transformer.model import Model, dense_layer_count
-from hdpsim.cost_models.transformer.pattern import written_out
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.stages import chunks_per_stage, virtual_stage_table
 
 
@@ -67,18 +67,16 @@ class ParameterCount:
 class StageContents:
     """What one virtual pipeline stage (a chunk of a stage) holds."""
 
-    dense_layers: int
-    moe_layers: int
+    by_kind: KindCounts
+    """How many layers of each kind that occurs."""
     embedding: bool
     head: bool
     mtp_layers: int
-    hybrid: KindCounts = ()
-    """Of a hybrid its layers by kind, instead of dense and expert layers."""
 
     @property
     def layers(self) -> int:
         """Layers, without multi-token prediction."""
-        return self.dense_layers + self.moe_layers + sum(count for _, count in self.hybrid)
+        return sum(count for _, count in self.by_kind)
 
     @property
     def attention_layers(self) -> int:
@@ -96,10 +94,11 @@ class StageContents:
         return max(0, self.layers - 2)
 
     @property
-    def by_kind(self) -> KindCounts:
-        """How many layers of each kind that occurs."""
-        plain = ((LayerKind.DENSE, self.dense_layers), (LayerKind.MOE, self.moe_layers))
-        return (*((kind, count) for kind, count in plain if count), *self.hybrid)
+    def usual(self) -> KindCounts:
+        """Layers that stand for all: one of the kind that most are, dense ones before others; of a hybrid all."""
+        if any(kind > LayerKind.MOE for kind, _ in self.by_kind):
+            return self.by_kind
+        return tuple((kind, 1) for kind, _ in sorted(self.by_kind, key=lambda each: -each[1])[:1])
 
     def with_prediction(self, model: Model) -> KindCounts:
         """The same with the layers of multi-token prediction that sit here."""
@@ -280,20 +279,12 @@ def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, 
     by_hand = _cut_by_hand(layout) or ()
     placed = any(stage.mtp_layers for stage in by_hand)
     contents: list[StageContents] = []
-    letters, first = written_out(model.layer_pattern), 0
-    dense_left = 0 if letters else dense_layer_count(model)
+    kinds = iter(layers_in_order(model))
     for virtual in range(len(layers_of)):
-        layers = layers_of[virtual]
-        hybrid = counted(letters[first : first + layers])
-        first += layers
-        dense = min(layers, dense_left)
-        dense_left -= dense
         last = virtual == len(layers_of) - 1
         contents.append(
             StageContents(
-                dense_layers=dense,
-                moe_layers=0 if letters else layers - dense,
-                hybrid=hybrid,
+                by_kind=counted(islice(kinds, layers_of[virtual])),
                 embedding=virtual == 0,
                 head=last,
                 mtp_layers=by_hand[virtual].mtp_layers if placed else model.mtp_layers * last,

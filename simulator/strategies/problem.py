@@ -141,7 +141,7 @@ class PlanningProblem:
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
         sizes = np.asarray(group_size, dtype=np.int64)
-        return self.cost.fabric.span_tier(
+        return self.cost.fabric.tier(
             np.zeros_like(sizes), (sizes - 1) * self.cost.layout.parallel.rank_stride
         )
 

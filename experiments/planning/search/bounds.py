@@ -59,7 +59,7 @@ def mesh_bound_s(setup: Setup, sequences: int, tokens: int) -> float:
         segment_tokens=np.full(held, tokens, dtype=np.int64),
         segment_offsets=np.array([0, held]),
         group_size=np.array([cp]),
-        tier=cost.fabric.span_tier(np.array([0]), np.array([(cp - 1) * layout.parallel.rank_stride])),
+        tier=cost.fabric.tier(np.array([0]), np.array([(cp - 1) * layout.parallel.rank_stride])),
         offload_ratio=np.array([setup.strategy.activation_offload]),
         padding_tokens=np.array([context - held * tokens]) if setup.strategy.padding else None,
     )

@@ -4,12 +4,17 @@ from collections import deque
 
 import pytest
 
-from hdpsim.cost_models.reliability.startup import group_counts, group_initialisation_s, store_requests
+from hdpsim.cost_models.reliability.startup import (
+    KINDS_OF_GROUPS,
+    group_count,
+    group_initialisation_s,
+    store_requests,
+)
 
 
 def test_groups_of_megatron_by_hand() -> None:
     # 2,048 GPUs, tp = pp = 8: data 2 x 64, model 32, tensor 256, pipeline, embedding and positions 3 x 256
-    assert group_counts(2048, 8, 8).groups == 128 + 32 + 256 + 768
+    assert group_count(2048, 8, 8) == 128 + 32 + 256 + 768
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,6 @@ def test_a_barrier_on_a_store_that_serves_one_by_one_takes_two_requests_a_proces
             queue.append(("read", rank))
         elif arrived < processes:
             queue.append(("read", rank))
-    groups = group_counts(processes, 1, 1)
+    groups = group_count(processes, 1, 1)
     whole = store_requests(processes, 1, 1, "redis")
-    assert whole == groups.groups * served + 2 * processes * groups.kinds
+    assert whole == groups * served + 2 * processes * KINDS_OF_GROUPS

@@ -247,7 +247,7 @@ def test_prediction_layers_have_their_own_pattern():
 
 def test_stages_hold_what_their_letters_say():
     contents = stage_contents(SMALL, Layout(pp=3))
-    assert [stage[0].hybrid for stage in contents] == [
+    assert [stage[0].by_kind for stage in contents] == [
         ((LayerKind.MAMBA, 1), (LayerKind.EXPERTS, 1)),
         ((LayerKind.MAMBA, 1), (LayerKind.ATTENTION, 1)),
         ((LayerKind.MLP, 1), (LayerKind.EXPERTS, 1)),

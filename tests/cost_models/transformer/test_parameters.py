@@ -15,6 +15,7 @@ from hdpsim.cost_models.transformer.flop import (
     sequence_flop,
     sequence_model_flop,
 )
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import (
     active_parameters,
@@ -164,7 +165,10 @@ def test_no_layer_is_ever_lost(pp: int, vpp: int, more: int) -> None:
     assert max(totals) - min(totals) <= 1
     assert min(totals) == totals[0] or min(totals) == totals[-1]
     contents = stage_contents(model, layout)
-    assert sum(part.dense_layers for stage in contents for part in stage) == model.dense_layers
+    assert (
+        sum(dict(part.by_kind).get(LayerKind.DENSE, 0) for stage in contents for part in stage)
+        == model.dense_layers
+    )
     assert [part.embedding for stage in contents for part in stage].count(True) == 1
     assert contents[-1][-1].head
 

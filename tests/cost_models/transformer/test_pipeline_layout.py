@@ -10,9 +10,11 @@ from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.catalog import model
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.stage_words import is_cut, stages_of
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_contents, stage_layers
 from hdpsim.errors import InfeasibleError, UserInputError
 
+DENSE, MOE = LayerKind.DENSE, LayerKind.MOE
 DEEPSEEK = model("deepseek-v3")  # 61 layers, the first 3 dense, one of multi-token prediction
 LLAMA = model("llama-3.1-405b")  # 126 layers
 
@@ -22,9 +24,9 @@ def test_four_layers_on_every_stage_and_one_with_all_that_ends_the_model() -> No
     layout = Layout(pp=16, pipeline_layout="Et*4|(t*4|)*14tmL")
     assert stage_layers(DEEPSEEK, layout) == ((4,),) * 15 + ((1,),)
     first, *between, last = (chunks[0] for chunks in stage_contents(DEEPSEEK, layout))
-    assert (first.dense_layers, first.moe_layers, first.embedding, first.head) == (3, 1, True, False)
-    assert all((stage.dense_layers, stage.moe_layers, stage.mtp_layers) == (0, 4, 0) for stage in between)
-    assert (last.moe_layers, last.mtp_layers, last.head, last.embedding) == (1, 1, True, False)
+    assert (first.by_kind, first.embedding, first.head) == (((DENSE, 3), (MOE, 1)), True, False)
+    assert all((stage.by_kind, stage.mtp_layers) == (((MOE, 4),), 0) for stage in between)
+    assert (last.by_kind, last.mtp_layers, last.head, last.embedding) == (((MOE, 1),), 1, True, False)
 
 
 def test_prediction_and_loss_on_stages_of_their_own() -> None:
