@@ -156,27 +156,29 @@ def read_distribution(path: str | Path) -> Distribution:
             where,
         )
     edges, percents = content["edges_tokens"], content["token_percent"]
-    for key, values in (("edges_tokens", edges), ("token_percent", percents)):
-        numbers = isinstance(values, list) and all(
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= RANGES["number"].high
-            for value in values
-        )
-        if not numbers:
-            raise TraceError(f"{key} must be a list of numbers, got {quoted(values)}", where)
-    for key in ("name", "source"):
-        if not isinstance(content.get(key, ""), str):
-            raise TraceError(f"{key} must be a text, got {quoted(content[key])}", where)
-    full = content.get("fills_context", False)
-    if not isinstance(full, bool):
-        raise TraceError(f"fills_context must be true or false, got {quoted(full)}", where)
+    for key, wanted, fits in (
+        ("edges_tokens", "a list of numbers", _are_numbers),
+        ("token_percent", "a list of numbers", _are_numbers),
+        ("name", "a text", lambda value: isinstance(value, str)),
+        ("source", "a text", lambda value: isinstance(value, str)),
+        ("fills_context", "true or false", lambda value: isinstance(value, bool)),
+    ):
+        if key in content and not fits(content[key]):
+            raise TraceError(f"{key} must be {wanted}, got {quoted(content[key])}", where)
     return Distribution(
-        name=str(content.get("name", Path(path).stem)),
+        name=content.get("name", Path(path).stem),
         edges_tokens=tuple(edges),
         token_shares=tuple(map(float, percents)),
-        source=str(content.get("source", "")),
-        fills_context=full,
+        source=content.get("source", ""),
+        fills_context=content.get("fills_context", False),
+    )
+
+
+def _are_numbers(values: object) -> bool:
+    allowed = RANGES["number"].high
+    return isinstance(values, list) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= allowed
+        for value in values
     )
 
 

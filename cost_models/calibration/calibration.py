@@ -7,6 +7,7 @@ and the records it was fitted on. Nothing here knows a model, a data set, a stra
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.reading.checked import Calibrated, Checked, Ratio
+from hdpsim.cost_models.reading.checked import Calibrated, Checked, MisfitError, Ratio
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
 from hdpsim.cost_models.tracing import shared
-from hdpsim.errors import CatalogError, UserInputError
-from hdpsim.quoting import LONGEST_NAME, quoted, shortened
-from hdpsim.ranges import constant_range
-from hdpsim.yaml_loader import load_yaml
+from hdpsim.quoting import LONGEST_NAME, shortened
+from hdpsim.ranges import Range, constant_range
+from hdpsim.yaml_loader import load_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,107 +222,81 @@ def _of_job(cal: Calibration, gpus: int) -> Calibration:
 
 _OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gpu"}
 _SCALARS = tuple(f.name for f in fields(Calibration) if f.name not in _OTHER_FIELDS)
-_KEYS = {"name", "generation", "gpus", "constants", "network"}
 _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _SWITCHES = {f.name for f in fields(NetworkCalibration) if isinstance(f.default, bool)}
-_ENTRY_KEYS = {f.name for f in fields(CalibrationEntry)}
 _OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
 """Words for what was measured where it was no kernel."""
-_MOST_KNOWN = 1e18  # the widest range of a constant
-_WORDS = ("meaning", "source", "fitted_on", "kernels", "runs")
-
-
-def _entry(data: object, where: str, key: str) -> CalibrationEntry:
-    """Check the entry of constant *key*; *where* names the file and the section."""
-    place = f"{where}.{key}"
-    if not isinstance(data, dict) or not {"value", "meaning", "source"} <= set(data):
-        raise CatalogError(f"{place}: an entry needs value, meaning and source")
-    if set(data) - _ENTRY_KEYS:
-        raise CatalogError(
-            f"{place}: unknown {', '.join(sorted(str(k) for k in set(data) - _ENTRY_KEYS))}; "
-            f"an entry has {', '.join(sorted(_ENTRY_KEYS))}"
-        )
-    value = data["value"]
-    switch = key in _SWITCHES
-    if switch:
-        if not isinstance(value, bool):
-            raise CatalogError(f"{place}.value: must be true or false, got {quoted(value)}")
-    elif not constant_range(key).holds(value):
-        raise CatalogError(f"{place}.value: {constant_range(key).complaint(value)}")
-    return CalibrationEntry(
-        value=value if switch else float(value),
-        prior=_known_before(data, place, "prior"),
-        doubt=_known_before(data, place, "doubt"),
-        **{name: _words(data.get(name, ""), f"{place}.{name}") for name in _WORDS},
-    )
-
-
-def _words(value: object, place: str) -> str:
-    if not isinstance(value, str | int | float):
-        raise CatalogError(f"{place}: must be a text, got {quoted(value)}")
-    return str(value)
-
-
-def _gpus(value: object, place: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise CatalogError(f"{place}: must be a list of names of GPUs, got {quoted(value)}")
-    return tuple(value)
-
-
-def _known_before(data: dict[str, Any], place: str, name: str) -> float | None:
-    value = data.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_KNOWN:
-        raise CatalogError(f"{place}.{name}: must be a number >= 0, got {quoted(value)}")
-    return float(value)
-
-
-def _network(settings: dict[str, Any], where: str) -> NetworkCalibration:
-    try:
-        return NetworkCalibration(**settings)
-    except UserInputError as error:
-        raise CatalogError(f"{where}: network.{str(error).removeprefix('NetworkCalibration: ')}") from error
+_KNOWN_BEFORE = Range(0.0, 1e18)  # the widest range of a constant
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Read a calibration file; every constant must be there, nothing else may be."""
-    data = load_yaml(Path(path))
-    where = shortened(str(path), LONGEST_NAME)
-    if not isinstance(data, dict) or set(data) - _KEYS or "constants" not in data:
-        raise CatalogError(f"{where}: a calibration has the keys {', '.join(sorted(_KEYS))}")
-    constants, network = data["constants"] or {}, data.get("network") or {}
-    for section, content in (("constants", constants), ("network", network)):
-        if not isinstance(content, dict):
-            raise CatalogError(
-                f"{where}: {section} must be a section of named entries, got {quoted(content)}"
-            )
-    missing = [key for key in _SCALARS if key not in constants]
-    unknown = [str(key) for key in constants if key not in _SCALARS]
-    unknown += [f"network.{key}" for key in network if key not in _NETWORK]
-    if missing or unknown:
-        problems = [
-            f"{label}: {', '.join(keys)}"
-            for label, keys in (("missing constants", missing), ("unknown", unknown))
-            if keys
-        ]
-        raise CatalogError(
-            f"{where}: {'; '.join(problems)}; a file of another version of hdpsim? `hdpsim calibrate` makes it again"
-        )
-    entries = {key: _entry(value, f"{where}: constants", key) for key, value in constants.items()}
-    links = {key: _entry(value, f"{where}: network", key) for key, value in network.items()}
+    """Read a calibration file; every constant must be there, nothing else may be.
+
+    Raises:
+        UserInputError: unreadable, or a ScenarioError with every problem.
+    """
+    document = load_document(Path(path))
+    problems = Problems(shortened(str(path), LONGEST_NAME), document.where)
+    file = Fields(document.data, problems)
+    name = file.text("name", default=Path(path).stem)
+    generation = file.text("generation", default=name if name in calibration_names() else "")
+    gpus = file.texts("gpus")
+    constants, network = _entries(file.mapping("constants"), _SCALARS), file.mapping("network")
+    links = _entries(network, [key for key in _NETWORK if network.has(key)])
+    file.finish()
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
-    name = _words(data.get("name", Path(path).stem), f"{where}: name")
+    values = NetworkCalibration()
+    try:
+        values = NetworkCalibration(**settings)
+    except MisfitError as error:
+        for key, text in error.problems:
+            problems.add(network.dotted(key), text)
+    problems.raise_if_any()
     return Calibration(
         name=name,
-        **{key: entry.value for key, entry in entries.items()},
-        network=_network(settings, where),
-        generation=_words(
-            data.get("generation", name if name in calibration_names() else ""), f"{where}: generation"
-        ),
-        gpus=_gpus(data.get("gpus", []), f"{where}: gpus"),
-        entries=tuple(entries.items()) + tuple((f"network.{key}", entry) for key, entry in links.items()),
+        **{key: entry.value for key, entry in constants.items()},
+        network=values,
+        generation=generation,
+        gpus=gpus,
+        entries=(*constants.items(), *((f"network.{key}", entry) for key, entry in links.items())),
     )
+
+
+def _entries(section: Fields, keys: Sequence[str]) -> dict[str, CalibrationEntry]:
+    """The entries of these constants, all of which the section must have."""
+    missing = [key for key in keys if not section.has(key)]
+    if missing:
+        again = "a file of another version of hdpsim? `hdpsim calibrate` makes it again"
+        section.problems.add(section.key, f"missing {', '.join(missing)}; {again}")
+        section.take(*missing)
+    found = {key: _entry(section.mapping(key), key) for key in keys if key not in missing}
+    section.finish()
+    return found
+
+
+def _entry(fields: Fields, key: str) -> CalibrationEntry:
+    """The entry of constant *key*."""
+    number = 0.0 if key in _SWITCHES else _number(fields, "value", constant_range(key))
+    entry = CalibrationEntry(
+        value=fields.boolean("value") if key in _SWITCHES else number,
+        prior=_number(fields, "prior", _KNOWN_BEFORE) if fields.has("prior") else None,
+        doubt=_number(fields, "doubt", _KNOWN_BEFORE) if fields.has("doubt") else None,
+        meaning=fields.text("meaning"),
+        source=fields.text("source"),
+        **{name: fields.text(name, default="") for name in ("fitted_on", "kernels", "runs")},
+    )
+    fields.take("prior", "doubt")
+    fields.finish()
+    return entry
+
+
+def _number(fields: Fields, name: str, allowed: Range) -> float:
+    value = fields.raw(name)
+    if allowed.holds(value):
+        return float(value)
+    if fields.has(name):
+        fields.problems.add(fields.dotted(name), allowed.complaint(value))
+    return 0.0
 
 
 SHIPPED = shipped("cost_models/data/calibration")

@@ -6,13 +6,13 @@ from datasheets; what a real transfer or kernel reaches of them is in the calibr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 
 from hdpsim.arrays import Ints
-from hdpsim.cost_models.hardware.degraded import degraded_links
 from hdpsim.cost_models.reading.checked import (
     Amount,
     Bandwidth,
@@ -27,6 +27,7 @@ from hdpsim.cost_models.reading.checked import (
     Ratio,
 )
 from hdpsim.errors import UserInputError
+from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 
 FabricKind = Literal["rail-optimised", "fat-tree"]
@@ -126,6 +127,26 @@ class Node(Checked):
         if self.board_gpus is None or gpus < 2:
             return 1.0
         return min(1.0, (gpus - 1) / (self.board_gpus - 1))
+
+
+def degraded_links(text: str) -> dict[str, float]:
+    """What is left of which links, from "nic-out:3.*=0.5; leaf-up:0.1.7=0".
+
+    Raises:
+        UserInputError: a part that is not NAME=FACTOR with a factor from 0 to 1.
+    """
+    factors = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, factor = (word.strip() for word in part.partition("="))
+        try:
+            factors[name] = float(factor)
+        except ValueError:
+            factors[name] = math.nan
+        if not name or not 0.0 <= factors[name] <= 1.0:
+            raise UserInputError(
+                f"expected NAME=FACTOR; ... with factors from 0 (cut) to 1, got {quoted(part)}"
+            )
+    return factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,10 +162,7 @@ class LayerCost:
 
     def tp_communication_s(self, tokens: Floats) -> tuple[Floats, Floats]:
         """Exposed tensor-parallel collectives of forward and backward: the same ones, differently often."""
-        if not self._tensor_parallel.overlaps:
-            forward, backward = self._tensor_parallel.sides_s(tokens, len(self._around))
-        else:
-            forward, backward = self._tensor_parallel.overlapped_s(tokens, self._around)
+        forward, backward = self._around_s(tokens)
         if self._experts is None:
             return forward, backward
         cut = self._experts.cut_experts_s(tokens)
@@ -178,12 +175,16 @@ class LayerCost:
     def tensor_parallel_sent(self, tokens: Floats) -> tuple[SentTimes, SentTimes] | None:
         """What tensor parallelism sends to other nodes, forward and backward; None: nothing."""
         # What is cut besides (experts) sends on its own, and is not followed.
-        parallel = self._tensor_parallel
-        if parallel.overlaps:
-            exposed_s = parallel.overlapped_s(tokens, self._around)
-        else:
-            exposed_s = parallel.sides_s(tokens, len(self._around))
-        return parallel.sent(tokens, len(self._around), exposed_s)
+        return self._tensor_parallel.sent(tokens, len(self._around), self._around_s(tokens))
+
+    def _around_s(self, tokens: Floats) -> tuple[Floats, Floats]:
+        """Forward and backward of what surrounds the blocks."""
+        parallel, around = self._tensor_parallel, self._around
+        return (
+            parallel.overlapped_s(tokens, around)
+            if parallel.overlaps
+            else parallel.sides_s(tokens, len(around))
+        )
 
     def expert_sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
         """What experts send to other nodes in either direction; None: nothing."""

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple, assert_never
 
 from hdpsim.cost_models.calibration.calibration import Calibration
@@ -30,10 +31,10 @@ from hdpsim.cost_models.memory.shared_sequences import (
     ring_bytes_per_token,
     ring_step_bytes_per_token,
 )
-from hdpsim.cost_models.memory.states import StateBytes, state_bytes
+from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of, prediction_counts
+from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
@@ -109,8 +110,7 @@ class MemoryReport:
     @property
     def total_bytes(self) -> float:
         """Peak GPU memory: all parts."""
-        kept = self.state_bytes + self.activations + self.head + self.working_set
-        return kept + self.communication + self.context + self.fragmentation + self.update
+        return sum(self.parts.values())
 
     @property
     def allocated_bytes(self) -> float:
@@ -332,38 +332,20 @@ def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> 
     for number in range(layout.parallel.pp):
         stage = _filled_stage(model, layout, micro_batches, number)
         earlier = seen.setdefault(stage.chunks, [])
-        if not any(_covers(more, stage.in_flight) for more in earlier):
+        if not any(all(map(ge, more, stage.in_flight)) for more in earlier):
             earlier.append(stage.in_flight)
             found.append(stage)
     return found
 
 
-@lru_cache(maxsize=1024)
-def _states(model: Model, layout: Layout, ranks: int, stage: int, overheads: MemoryOverheads) -> StateBytes:
-    """Whatever the tokens: a step asks for its capacity and for what that many need."""
-    return state_bytes(model, layout, ranks, stage, overheads)
-
-
-def _covers(more: tuple[int, ...], fewer: tuple[int, ...]) -> bool:
-    return more == fewer or all(one >= other for one, other in zip(more, fewer, strict=True))
-
-
 class _Load(NamedTuple):
-    """Micro-batches of so many tokens of a rank, whatever the stage; bytes per token on each GPU."""
+    """Micro-batches of so many tokens of a rank, whatever the stage."""
 
     tokens: int
-    kept: dict[LayerKind, float]
-    """By kind of layer, with scores."""
-    working: dict[LayerKind, float]
-    """By kind of layer, without scores."""
+    per_token: _TokenBytes
+    """In groups of so many ranks: scores are part of what is kept, what no group shares is nothing."""
     working_scores: float
-    at_attention: dict[LayerKind, float]
-    """By kind of layer with attention; empty where no ring keeps its steps."""
-    gathered: float
-    """By every layer."""
-    ring: float
-    ring_steps: float
-    head: float
+    """Beside what a layer works with, per token."""
     groups: int
     """Of ranks, with NCCL buffers of their own."""
 
@@ -375,41 +357,39 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
     scores_again = repeated_share(layout, "attention")
     context_parallel = ranks > 1 and parallel.cp != 1
     keeps_steps = job.group_ranks > 1 and per_token.ring_step > 0.0
-    return _Load(
-        tokens=tokens,
-        kept={
-            kind: amount + (1.0 - scores_again * repeats(layout, kind)) * scores * kind.attends
-            for kind, amount in per_token.kept.items()
-        },
-        working=per_token.working,
-        working_scores=(1.0 + scores_again) * scores,  # their gradient, and recomputed themselves
+    kept = {
+        kind: amount + (1.0 - scores_again * repeats(layout, kind)) * scores * kind.attends
+        for kind, amount in per_token.kept.items()
+    }
+    in_groups = per_token._replace(
+        kept=kept,
         at_attention=per_token.at_attention if keeps_steps else {},
         gathered=(job.group_ranks - 1) * per_token.gathered,
         ring=per_token.ring if context_parallel else 0.0,
-        ring_steps=job.group_ranks * per_token.ring_step if keeps_steps else 0.0,
-        head=per_token.head,
-        groups=sum((parallel.tp > 1, parallel.pp > 1, ranks > 1, parallel.ep > 1, context_parallel)),
+        ring_step=job.group_ranks * per_token.ring_step if keeps_steps else 0.0,
     )
+    working_scores = (1.0 + scores_again) * scores  # their gradient, and recomputed themselves
+    groups = sum((parallel.tp > 1, parallel.pp > 1, ranks > 1, parallel.ep > 1, context_parallel))
+    return _Load(tokens, in_groups, working_scores, groups)
 
 
 def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
-    states = _states(model, layout.of_states, job.ranks, stage.number, extra)
-    chunks, held, gathered, predicted = stage.chunks, 0.0, 0.0, prediction_counts(model)
+    per_token = load.per_token
+    states = state_bytes(model, layout.of_states, job.ranks, stage.number, extra)
+    chunks, held, gathered = stage.chunks, 0.0, 0.0
     for part, count in stage.passes:
-        attending = part.attention_layers
-        attending += part.mtp_layers * sum(layers for kind, layers in predicted if kind.attends)
-        gathered += count * attending * load.gathered
-        held += count * sum(layers * load.kept[kind] for kind, layers in part.by_kind)
-        held += count * sum(
-            part.mtp_layers * layers * load.kept[kind] for kind, layers in predicted if part.mtp_layers
-        )
+        layers = part.with_prediction(model)
+        gathered += count * sum(number for kind, number in layers if kind.attends) * per_token.gathered
+        held += count * sum(number * per_token.kept[kind] for kind, number in layers)
     held, gathered = held * tokens * extra.activation_factor, gathered * tokens
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
-    head = load.head * chunks[-1].head * tokens
+    head = per_token.head * chunks[-1].head * tokens
     here = {kind for part in chunks for kind, _ in part.by_kind}
-    working = max((load.working[kind] for kind in here), default=0.0) + load.working_scores + load.ring
-    forward = (load.ring_steps + load.at_attention[kind] for kind in here if kind in load.at_attention)
+    working = max((per_token.working[kind] for kind in here), default=0.0)
+    working += load.working_scores + per_token.ring
+    at_attention = per_token.at_attention
+    forward = (per_token.ring_step + at_attention[kind] for kind in here if kind in at_attention)
     working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
     on_gpu = share * held + gathered
     moving = on_gpu + head + working_set
@@ -418,8 +398,8 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         gradients = max(0.0, gradients - on_gpu - head)
     run_ahead = 0.0
     if extra.host_run_ahead:
-        layers = _run_ahead_layers(layout.parallel, stage)
-        run_ahead = layers * tokens * tensor_parallel_transients(model, layout)
+        queued = _run_ahead_layers(layout.parallel, stage)
+        run_ahead = queued * tokens * tensor_parallel_transients(model, layout)
     return MemoryReport(
         stage=stage.number,
         tokens_per_rank=tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
@@ -36,8 +37,9 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer + self.gathered
 
 
+@lru_cache(maxsize=1024)
 def state_bytes(
-    model: Model, layout: Layout, ranks: int, stage: int, overheads: MemoryOverheads | None = None
+    model: Model, layout: Layout, ranks: int, stage: int, overheads: MemoryOverheads = LEAN
 ) -> StateBytes:
     """Weights, gradients and optimizer states on each GPU of a stage.
 
@@ -53,7 +55,6 @@ def state_bytes(
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
     """
     check_layout(model, layout, ranks)
-    extra = overheads or LEAN
     shard = parameters_per_gpu(model, layout, stage)
     copies: float = ranks
     expert_copies = ranks * layout.parallel.tp / layout.parallel.expert_gpus
@@ -74,21 +75,21 @@ def state_bytes(
     two = pair * (1.0 - 1.0 / copies)
     gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
     if level >= 3:
-        gathered += WEIGHT_BYTES * (two if extra.sixteen_bit_shards else pair)
+        gathered += WEIGHT_BYTES * (two if overheads.sixteen_bit_shards else pair)
     eight_bit = (
-        extra.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
+        overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
         if layout.precision.products != "bf16" and level < 3
         else 0.0
     )
-    buckets = extra.bucket_bytes * shard.total if reduced and level < 2 else 0.0
+    buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     optimizer = trained * OPTIMIZER_BYTES * spread(1)
-    kept = WEIGHT_BYTES if level < 3 or extra.sixteen_bit_shards or model.frozen else 0.0
+    kept = WEIGHT_BYTES if level < 3 or overheads.sixteen_bit_shards or model.frozen else 0.0
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
         gradients=trained
-        * (layout.precision.gradient_bytes * spread(2) + buckets + extra.loose_gradient_bytes * unit),
+        * (layout.precision.gradient_bytes * spread(2) + buckets + overheads.loose_gradient_bytes * unit),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
         on_host=optimizer if layout.sharding.optimizer_offload else 0.0,
-        update=trained * extra.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0,
+        update=trained * overheads.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0,
     )

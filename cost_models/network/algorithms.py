@@ -85,10 +85,7 @@ class Wires:
     @property
     def ring_bytes_per_s(self) -> float:
         """Bus bandwidth of rings: NVLink inside a node, and the NICs of the group's ranks between nodes."""
-        if self.nodes == 1:
-            return self.nvlink_bytes_per_s
-        network = self.ranks_per_node * self.nic_bytes_per_s
-        return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
+        return self._bus_bytes_per_s(self.ranks_per_node * self.nic_bytes_per_s)
 
     @property
     def tree_network_bytes_per_s(self) -> float:
@@ -101,9 +98,11 @@ class Wires:
     @property
     def tree_bytes_per_s(self) -> float:
         """Bus bandwidth of trees."""
+        return self._bus_bytes_per_s(self.tree_network_bytes_per_s)
+
+    def _bus_bytes_per_s(self, network: float) -> float:
         if self.nodes == 1:
             return self.nvlink_bytes_per_s
-        network = self.tree_network_bytes_per_s
         return network if self.ranks_per_node == 1 else min(network, self.nvlink_bytes_per_s)
 
     @property

@@ -38,7 +38,7 @@ from hdpsim.cost_models.network.algorithms import (
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
 from hdpsim.cost_models.network.pairwise import all_to_all_s, message_start_s
 from hdpsim.cost_models.network.tuner import Picked, Tuner
-from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered
+from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered, shared
 from hdpsim.errors import InfeasibleError
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -128,32 +128,17 @@ class Collectives:
     """Seconds of collectives among groups of GPUs on one fabric."""
 
     fabric: FabricModel
-    _known_groups: dict[tuple[int, int, int, float], GroupShape] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    """Asked for before: a step asks for the same few groups several times."""
-    _known_wires: dict[GroupShape, Wires] = field(default_factory=dict, compare=False, repr=False)
-    """Of such groups."""
-    _known_tuners: dict[GroupShape, Tuner] = field(default_factory=dict, compare=False, repr=False)
-    """What NCCL believes of them."""
-    _known_picks: dict[tuple[GroupShape, _Options], Picked] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    """What they take with the options that it picks."""
     _known_s: Latest[tuple[GroupShape, str, tuple[int, ...], bytes], Floats] = field(
         default_factory=partial(Latest, 4096), compare=False, repr=False
     )
     """What they take on a few sizes."""
 
+    @shared(most=4096)
     def group(self, ranks: int, stride: int = 1, first_gpu: int = 0, nic_share: float = 1.0) -> GroupShape:
         """Shape of the group first_gpu, first_gpu + stride, ... (*ranks* GPUs).
 
         Tensor-parallel groups have stride 1, groups over ranks at one tensor-parallel index have stride tp.
         """
-        return remembered(self._known_groups, (ranks, stride, first_gpu, nic_share), self._group)
-
-    def _group(self, asked: tuple[int, int, int, float]) -> GroupShape:
-        ranks, stride, first_gpu, nic_share = asked
         cluster = self.fabric.cluster
         last_gpu = first_gpu + (ranks - 1) * stride
         if ranks < 1 or stride < 1 or first_gpu < 0 or last_gpu >= cluster.gpus:
@@ -173,11 +158,9 @@ class Collectives:
             stride=stride,
         )
 
+    @shared(most=4096)
     def wires(self, group: GroupShape) -> Wires:
         """What the hardware gives *group*: rates, shares that cross each layer, latency."""
-        return remembered(self._known_wires, group, self._wires)
-
-    def _wires(self, group: GroupShape) -> Wires:
         fabric, calibration = self.fabric, self.fabric.calibration
         cluster = fabric.cluster
         nvlink = cluster.gpu.nvlink_bytes_per_s * cluster.node.nvlink_share(group.ranks_per_node)
@@ -222,11 +205,9 @@ class Collectives:
         pods = max(2, group.pods or math.ceil(blocks / fabric.blocks_per_pod))
         return dict(list({1: group.nodes, 2: blocks, 3: min(pods, blocks)}.items())[: group.tier])
 
+    @shared(most=4096)
     def tuner(self, group: GroupShape) -> Tuner:
         """NCCL's own estimates for *group*."""
-        return remembered(self._known_tuners, group, self._tuner)
-
-    def _tuner(self, group: GroupShape) -> Tuner:
         node = self.fabric.cluster.node
         nic_bytes_per_s = NCCL_NIC_SHARE * node.nic_bytes_per_s
         nics = node.nics * node.collective_share * group.ranks_per_node / node.gpus
@@ -251,9 +232,9 @@ class Collectives:
     def _protocols(self) -> tuple[Protocol, ...]:
         return (SIMPLE,) if self.fabric.cluster.node.simple_only else PROTOCOLS
 
-    def _picked(self, key: tuple[GroupShape, _Options]) -> Picked:
+    @shared(most=4096)
+    def _picked(self, group: GroupShape, options: _Options) -> Picked:
         """What NCCL picks for an all-reduce or a half."""
-        group, options = key
         wires, tuner = self.wires(group), self.tuner(group)
         formulas: dict[str, Callable[[Floats], Floats]] = {}
         if options == "all_reduce":
@@ -303,7 +284,7 @@ class Collectives:
         self, options: dict[str, Floats], bytes_total: ArrayLike, key: tuple[GroupShape, _Options]
     ) -> None:
         """Tell a listener which of *options* is picked for most sizes."""
-        picked = remembered(self._known_picks, key, self._picked)
+        picked = self._picked(*key)
         places = picked.places(np.asarray(bytes_total, dtype=np.float64).reshape(-1))
         if len(places):
             note(algorithm=list(options)[int(np.bincount(places).argmax())])
@@ -314,7 +295,7 @@ class Collectives:
             raise ValueError("bytes_total must be >= 0")
         if group.ranks == 1:
             return np.zeros_like(sizes)
-        picked = remembered(self._known_picks, (group, options), self._picked)
+        picked = self._picked(group, options)
         return _unless_nothing(picked.seconds(sizes.reshape(-1)).reshape(sizes.shape), sizes, group)
 
     @priced()

@@ -61,8 +61,16 @@ _SPOKEN = {"bytes": "size in bytes", "flop": "amount of FLOP", "flop_rate": "FLO
 _SPOKEN |= {"tokens": "number of tokens", "money": "price", "emission": "emission per kWh"}
 _WHOLE = frozenset({"tokens", "count"})
 """Dimensions that are counted, not measured: whole numbers, and a bare number is fine."""
-
-"""The dimensions parse_quantity and format_quantity know."""
+_PREFIXES = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0))
+_SHOWN = {
+    "power": (("MW", 1e6), ("kW", 1e3), ("W", 1.0)),
+    "bytes": (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
+} | {
+    dimension: tuple((prefix + unit, scale) for prefix, scale in _PREFIXES)
+    for dimension, unit in (("bandwidth", "B/s"), ("flop", "FLOP"), ("flop_rate", "FLOP/s"))
+}
+"""Units in which quantities are printed, the largest first."""
+_PLAIN = {"count": "{:,.0f}", "money": "{:,.2f} USD/h", "emission": "{:g} kg/kWh"}
 
 
 def unit_names(dimension: str) -> tuple[str, ...]:
@@ -75,10 +83,8 @@ def unit_names(dimension: str) -> tuple[str, ...]:
         return ("no unit (a whole number)", "K or Ki (= 1024 tokens)", "M or Mi (= 1,048,576 tokens)")
     if dimension == "count":
         return ("no unit (a whole number)",)
-    units = tuple(_SCALE[dimension])
-    if dimension == "bandwidth":
-        return tuple(f"{u} (bits)" if u == "Gbps" else f"{u} (bytes)" if u == "GB/s" else u for u in units)
-    return units
+    said = {"Gbps": "Gbps (bits)", "GB/s": "GB/s (bytes)"}
+    return tuple(said.get(unit, unit) for unit in _SCALE[dimension])
 
 
 def parse_quantity(text: str | int | float, dimension: str) -> float:
@@ -136,21 +142,9 @@ def format_quantity(value: float, dimension: str) -> str:
         return _format_time(value)
     if dimension == "tokens":
         return _format_tokens(value)
-    if dimension == "count":
-        return f"{value:,.0f}"
-    if dimension == "money":
-        return f"{value:,.2f} USD/h"
-    if dimension == "emission":
-        return f"{value:g} kg/kWh"
-    if dimension == "power":
-        return _scaled(value, (("MW", 1e6), ("kW", 1e3), ("W", 1.0)))
-    if dimension == "bytes":
-        return _scaled(
-            value, (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
-        )
-    base = {"bandwidth": "B/s", "flop": "FLOP", "flop_rate": "FLOP/s"}[dimension]
-    prefixes = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0))
-    return _scaled(value, tuple((prefix + base, scale) for prefix, scale in prefixes))
+    if dimension in _PLAIN:
+        return _PLAIN[dimension].format(value)
+    return _scaled(value, _SHOWN[dimension])
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:

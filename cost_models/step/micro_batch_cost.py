@@ -26,8 +26,13 @@ from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, LayerTerms, layer_prices
 from hdpsim.cost_models.step.micro_batch import StepSums
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
-from hdpsim.cost_models.step.stage_kinds import alike_for_offload, offloading_layer_s, stage_kinds
-from hdpsim.cost_models.step.stage_links import StageChain, stage_links
+from hdpsim.cost_models.step.stages import (
+    StageChain,
+    alike_for_offload,
+    offloading_layer_s,
+    stage_kinds,
+    stage_links,
+)
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layer_kinds import LayerKind
@@ -58,7 +63,7 @@ class MicroBatchCost:
             if layout.sharding.kind == "zero3"
             else None
         )
-        self.kinds, self.kind = stage_kinds(model, layout)
+        self.kinds, self.kind = stage_kinds(model, layout.of_stages)
         self._counts = [dict(kind.with_prediction(model)) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
         self._repeating = bool(self._repeats.any())

@@ -16,7 +16,7 @@ from hdpsim.cost_models.calibration.calibration import (
 )
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.errors import CatalogError
+from hdpsim.errors import CatalogError, UserInputError
 
 CONSTANTS = [
     field.name
@@ -74,15 +74,21 @@ def test_a_users_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"without": "launch_s"}, ["missing constants: launch_s"]),
-        ({"extra": "  gemm_speed: {value: 1, meaning: m, source: s}"}, ["unknown: gemm_speed"]),
-        ({"network": "network:\n  speed: {value: 1, meaning: m, source: s}"}, ["unknown: network.speed"]),
-        ({"network": "hardware: h100"}, ["a calibration has the keys constants"]),
-        ({"network": "network: fast"}, ["network", "section"]),
-        ({"change": "  launch_s: 5"}, ["constants.launch_s", "needs value, meaning and source"]),
+        ({"without": "launch_s"}, ["constants: missing launch_s", "hdpsim calibrate"]),
+        (
+            {"extra": "  gemm_speed: {value: 1, meaning: m, source: s}"},
+            ["constants.gemm_speed: is not a known key"],
+        ),
+        (
+            {"network": "network:\n  speed: {value: 1, meaning: m, source: s}"},
+            ["network.speed: is not a known key"],
+        ),
+        ({"network": "hardware: h100"}, ["hardware: is not a known key", "constants"]),
+        ({"network": "network: fast"}, ["network: must be a mapping"]),
+        ({"change": "  launch_s: 5"}, ["constants.launch_s: must be a mapping"]),
         (
             {"change": "  launch_s: {value: 5, meaning: m}"},
-            ["constants.launch_s", "needs value, meaning and source"],
+            ["constants.launch_s.source: is required"],
         ),
         ({"change": "  launch_s: {value: -5, meaning: m, source: s}"}, ["constants.launch_s.value", "-5"]),
         ({"change": "  launch_s: {value: .nan, meaning: m, source: s}"}, ["constants.launch_s.value", "nan"]),
@@ -113,7 +119,7 @@ def test_broken_files_name_the_file_and_the_key(
     tmp_path: Path, arguments: dict[str, str], expected: list[str]
 ) -> None:
     path = write(tmp_path / "broken.yaml", **arguments)
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(UserInputError) as caught:
         load_calibration(path)
     message = str(caught.value)
     assert "broken.yaml" in message
@@ -125,7 +131,7 @@ def test_broken_files_name_the_file_and_the_key(
 def test_files_without_constants(tmp_path: Path, text: str) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(CatalogError, match=r"empty\.yaml"):
+    with pytest.raises(UserInputError, match=r"empty\.yaml"):
         load_calibration(path)
 
 
@@ -165,7 +171,7 @@ def test_a_calibration_objects_to_every_gpu_it_says_nothing_of(name: str) -> Non
 @pytest.mark.parametrize("gpus", ["h20-96gb", [1], {"a": 1}])
 def test_gpus_of_a_calibration_are_a_list_of_names(tmp_path: Path, gpus: object) -> None:
     path = write(tmp_path / "mine.yaml", extra=f"gpus: {json.dumps(gpus)}")
-    with pytest.raises(CatalogError, match="gpus: must be a list of names"):
+    with pytest.raises(UserInputError, match="gpus: must be a list of texts"):
         load_calibration(path)
 
 
