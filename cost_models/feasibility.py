@@ -54,7 +54,7 @@ def check_layout(model: Model, layout: Layout, ranks: int | None = None) -> None
 
     Counted: heads, widths, layers, experts; where *ranks* is known, what has to divide them.
     """
-    reasons = _known_reasons(model, layout, ranks)
+    reasons = _reasons(model, layout, ranks)
     if reasons:
         raise InfeasibleError(f"{model.name}: " + "; ".join(reasons))
 
@@ -134,17 +134,14 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
 
 
 @lru_cache(maxsize=4096)
-def _known_reasons(model: Model, layout: Layout, ranks: int | None) -> tuple[str, ...]:
-    return tuple(_reasons(model, layout, ranks))
-
-
-def _reasons(model: Model, layout: Layout, ranks: int | None) -> Iterator[str]:
-    yield from _widths(model, layout.parallel)
-    yield from _hybrid(model, layout)
-    yield from _stages(model, layout)
-    yield from _experts(model, layout.parallel, ranks)
-    if ranks is not None:
-        yield from _ranks(model, layout, ranks)
+def _reasons(model: Model, layout: Layout, ranks: int | None) -> tuple[str, ...]:
+    return (
+        *_widths(model, layout.parallel),
+        *_hybrid(model, layout),
+        *_stages(model, layout),
+        *_experts(model, layout.parallel, ranks),
+        *(() if ranks is None else _ranks(model, layout, ranks)),
+    )
 
 
 def _widths(model: Model, parallel: Parallel) -> Iterator[str]:

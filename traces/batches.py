@@ -225,7 +225,7 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
     while pieces.refill():
         parts: list[Ints] = []
         found = 0
-        accounts = np.zeros(Block.ACCOUNTS, dtype=np.int64)
+        accounts = np.zeros(len(Block.ACCOUNTS), dtype=np.int64)
         missing = budget_tokens if budget_tokens is not None else sequences or 0
         split_tokens = long_tokens = 0
         while missing and pieces.refill():
@@ -253,15 +253,10 @@ def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) 
             accounts[1] += pieces.trailing_sequences
         joined = np.concatenate(parts)
         joined.flags.writeable = False
-        dropped_tokens, dropped, truncated_tokens, truncated, chunked = accounts.tolist()
         yield GlobalBatch(
             index=index,
             lengths=joined,
-            dropped_tokens=dropped_tokens,
-            dropped_sequences=dropped,
-            truncated_tokens=truncated_tokens,
-            truncated_sequences=truncated,
-            chunked_sequences=chunked,
+            **dict(zip(Block.ACCOUNTS, accounts.tolist(), strict=True)),
             long_tokens=long_tokens,
             split_tokens=split_tokens,
             complete=missing == 0,

@@ -17,14 +17,16 @@ class Block:
     Attributes:
         ends: tokens of the block up to the end of each piece.
         sequence_ends: the same for whole sequences (a chunked one ends with its last piece).
-        accounts: [ACCOUNTS, pieces + 1]: dropped tokens, dropped sequences, truncated tokens, truncated sequences and
-            chunked sequences before each piece. What was dropped is booked on the piece that follows.
+        accounts: [ACCOUNTS, pieces + 1]: each account of a batch (GlobalBatch) before each piece. What was dropped is
+            booked on the piece that follows.
         of_long: whether each piece comes from a sequence longer than the context.
         trailing_tokens: tokens dropped after the last piece, to be booked on the next block.
         trailing_sequences: how many sequences that were.
     """
 
-    ACCOUNTS: ClassVar[int] = 5
+    ACCOUNTS: ClassVar[tuple[str, ...]] = (
+        "dropped_tokens", "dropped_sequences", "truncated_tokens", "truncated_sequences", "chunked_sequences",
+    )  # fmt: skip
 
     ends: Ints
     sequence_ends: Ints
@@ -45,7 +47,7 @@ class Block:
         return cls(
             ends=nothing,
             sequence_ends=nothing,
-            accounts=np.zeros((cls.ACCOUNTS, 1), dtype=np.int64),
+            accounts=np.zeros((len(cls.ACCOUNTS), 1), dtype=np.int64),
             of_long=np.zeros(0, dtype=bool),
         )
 
@@ -79,7 +81,7 @@ def cut_block(
         pieces, of_long = lengths[kept], too_long[kept]
         last_piece = np.arange(len(pieces))
 
-    accounts = np.zeros((Block.ACCOUNTS, len(pieces) + 1), dtype=np.int64)
+    accounts = np.zeros((len(Block.ACCOUNTS), len(pieces) + 1), dtype=np.int64)
     trailing_tokens, trailing_sequences = dropped_tokens, dropped_sequences
     if policy == "drop" and any_too_long:
         before_tokens = np.cumsum(np.where(too_long, lengths, 0)) + dropped_tokens

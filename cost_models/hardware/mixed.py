@@ -13,11 +13,6 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Node
 from hdpsim.cost_models.reading.checked import Checked, ContradictionError, Count
 from hdpsim.errors import InfeasibleError
 
-ONE_KIND_ONLY = (
-    "is not modelled for a cluster that mixes nodes; take a cluster of one kind of node "
-    "(simulate, compare, whatif and sweep take mixed ones)"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup(Checked):
@@ -50,7 +45,10 @@ class MixedCluster(Cluster):
     def __getattr__(self, name: str) -> NoReturn:
         """Answer for the fields that are never set."""
         if name == "node":
-            raise InfeasibleError(f"cluster {self.name} ({self.gpu_words}): this {ONE_KIND_ONLY}")
+            raise InfeasibleError(
+                f"cluster {self.name} ({self.gpu_words}): this is not modelled for a cluster that mixes nodes; take "
+                "a cluster of one kind of node (simulate, compare, whatif and sweep take mixed ones)"
+            )
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[object, ...]:
