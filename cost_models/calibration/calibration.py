@@ -241,8 +241,8 @@ def load_calibration(path: str | Path) -> Calibration:
     name = file.text("name", default=Path(path).stem)
     generation = file.text("generation", default=name if name in calibration_names() else "")
     gpus = file.texts("gpus")
-    constants, network = _entries(file.mapping("constants"), _SCALARS), file.mapping("network")
-    links = _entries(network, [key for key in _NETWORK if network.has(key)])
+    network = file.mapping("network")
+    constants, links = _entries(file.mapping("constants"), _SCALARS, _SCALARS), _entries(network, _NETWORK)
     file.finish()
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
     values = NetworkCalibration()
@@ -262,14 +262,18 @@ def load_calibration(path: str | Path) -> Calibration:
     )
 
 
-def _entries(section: Fields, keys: Sequence[str]) -> dict[str, CalibrationEntry]:
-    """The entries of these constants, all of which the section must have."""
-    missing = [key for key in keys if not section.has(key)]
+def _entries(
+    section: Fields, known: Sequence[str], needed: Sequence[str] = ()
+) -> dict[str, CalibrationEntry]:
+    """The entries of the constants that are *known*, in the order of the file."""
+    missing = [key for key in needed if not section.has(key)]
     if missing:
         again = "a file of another version of hdpsim? `hdpsim calibrate` makes it again"
         section.problems.add(section.key, f"missing {', '.join(missing)}; {again}")
-        section.take(*missing)
-    found = {key: _entry(section.mapping(key), key) for key in keys if key not in missing}
+    section.take(*known)
+    found = {
+        key: _entry(section.mapping(key), key) for key in section.given if key in known and key not in missing
+    }
     section.finish()
     return found
 

@@ -117,10 +117,8 @@ def _loaded(path: Path) -> PriceList:
     problems = Problems(str(path), document.where)
     fields = Fields(document.data, problems)
     date = fields.text("date")
-    gpus, table = fields.mapping("gpus"), fields.raw("gpus", {})
-    prices = {
-        str(name): _by_provider(gpus.mapping(name)) for name in (table if isinstance(table, dict) else ())
-    }
+    gpus = fields.mapping("gpus")
+    prices = {name: _by_provider(gpus.mapping(name)) for name in gpus.given}
     fields.finish()
     problems.raise_if_any()
     return PriceList(name=path.stem, date=date, prices=prices)

@@ -60,6 +60,11 @@ class Fields:
         """The full key of *name*."""
         return f"{self.key}.{name}" if self.key else name
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The keys that are there, in their order."""
+        return tuple(map(str, self._data))
+
     def has(self, name: str) -> bool:
         """Whether the key was given and is not null."""
         return self._data.get(name) is not None

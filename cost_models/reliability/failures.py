@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
@@ -140,10 +140,9 @@ def _causes(
         if not problems.found:
             yield from failure_profile(name).unplanned.causes
         return
-    table: Any = fields.raw("causes", {})
     below = fields.mapping("causes")
     weights_only = fields.has("per_1000_node_days")
-    for name in table if isinstance(table, dict) else ():
+    for name in below.given:
         entry = below.mapping(name)
         scope: Scope = entry.choice("scope", get_args(Scope), default="node")  # type: ignore[assignment]
         detection: Detection = entry.choice("detection", get_args(Detection), default="in-band")  # type: ignore[assignment]
