@@ -151,7 +151,7 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     if not layout.host.cuda_graphs:
         products = _products(model, layout.kernels, moe=moe) if model.frozen else 0
         twice -= scale_update_launches(layout) + products
-    if not moe or (layout.host.cuda_graphs and layout.host.cuda_graph_experts):
+    if not moe or _graphed(layout):
         return twice
     experts, per_expert = _experts_apart(model, layout)
     return twice - _expert_matrices(model) * experts * (per_expert - 1.0)
@@ -168,8 +168,7 @@ def expert_loops(model: Model, layout: Layout, *, backward: bool) -> tuple[float
     Source: Transformer Engine's GroupedLinear (multi-stream cuBLAS, NVIDIA/TransformerEngine pull request 853, issue
     1499; pytorch/module/grouped_linear.py: one call casts all inputs, one runs all products).
     """
-    graphed = layout.host.cuda_graphs and layout.host.cuda_graph_experts
-    if layout.experts.kernels != "separate" or graphed:
+    if layout.experts.kernels != "separate" or _graphed(layout):
         return 0.0, 0.0
     products = BACKWARD_LAUNCHES if backward else 1.0
     matrices = _expert_matrices(model)
@@ -188,13 +187,16 @@ def behind_counts_s(model: Model, layout: Layout, cal: Calibration) -> float:
     It reads the counts when dispatch is done, and nothing is queued behind: experts start one launch after the
     other. Overlapped all-to-alls leave another micro-batch's kernels in the queue.
     """
-    if layout.experts.kernels in ONE_KERNEL or _overlapped(layout):
-        return 0.0
-    if layout.host.cuda_graphs and layout.host.cuda_graph_experts:
+    if layout.experts.kernels in ONE_KERNEL or _overlapped(layout) or _graphed(layout):
         return 0.0
     experts, per_expert = _experts_apart(model, layout)
     launches_s = _expert_matrices(model) * per_expert * experts * cal.launch_s
     return launches_s + _loops_s(model, layout, cal, backward=False)
+
+
+def _graphed(layout: Layout) -> bool:
+    """Whether graphs hold the experts, too."""
+    return layout.host.cuda_graphs and layout.host.cuda_graph_experts
 
 
 def _overlapped(layout: Layout) -> bool:
