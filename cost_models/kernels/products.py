@@ -166,13 +166,15 @@ class KernelRate(NamedTuple):
     """Head dimensions that it was compiled for; others are filled up to the next. None: any is as good."""
     forward_gain: float = 1.0
     """Of the forward's rate over the backward's."""
+    descending: bool = True
+    """A causal backward deals out blocks of keys, longest first (see with_last_wave): not whole heads, or either."""
 
     @classmethod
     def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
         """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
         match kernel:
             case "flash1":
-                return cls(cal.flash1_rate, cal.flash2_rate, FLASH1_HEAD_DIMS)
+                return cls(cal.flash1_rate, cal.flash2_rate, FLASH1_HEAD_DIMS, descending=False)
             case "flash2":
                 return cls(cal.flash2_rate, cal.flash2_rate)
             case "triton":
@@ -181,6 +183,7 @@ class KernelRate(NamedTuple):
                     cal.flash2_rate,
                     TRITON_HEAD_DIMS,
                     TRITON_SLOWDOWN[True] / TRITON_SLOWDOWN[False],
+                    descending=False,
                 )
             case "flash" | "unfused":
                 return BEST_KERNEL
@@ -273,7 +276,8 @@ def attention_s(
     share = (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
     pairs = np.asarray(sequences) * np.asarray(heads) * length**2 * share
     row = (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0) * length
-    waves = with_last_wave(pairs, row, gpu, cal, backward=backward, causal=causal)
+    keys = kernel.descending * length
+    waves = with_last_wave(pairs, row, keys, gpu, cal, backward=backward, causal=causal)
     busy_s = 4.0 * head_dim * waves / rate
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = 4.0 * head_dim * pairs / busy_s

@@ -59,7 +59,7 @@ class Benchmark:
         return {
             **shared,
             "model": self._model(step),
-            "cluster": {**shared["cluster"], "gpus": tp * self._ranks(step)},
+            "cluster": {**shared["cluster"], "gpus": tp * step.whole_number("dp_size") * self._degree(step)},
             "layout": layout,
             "data": {"lengths": [longest], "batch": "1 sequences", "context": longest},
         }
@@ -106,15 +106,14 @@ class Benchmark:
 
     def settings(self, step: MeasuredStep) -> str:
         """How it was run, in words."""
-        mode = step.columns["mode"]
-        degrees = f"dp{step.whole_number('dp_size')}"
-        if self.modes[mode]["packs"] == "balanced":
-            degrees += f" cp{step.whole_number('cp_size', 1)}"
-        return f"{mode} {degrees}"
+        shared = f" cp{self._degree(step)}" if self._balanced(step) else ""
+        return f"{step.columns['mode']} dp{step.whole_number('dp_size')}{shared}"
 
-    def _ranks(self, step: MeasuredStep) -> int:
-        balanced = self.modes[step.columns["mode"]]["packs"] == "balanced"
-        return step.whole_number("dp_size") * (step.whole_number("cp_size", 1) if balanced else 1)
+    def _balanced(self, step: MeasuredStep) -> bool:
+        return self.modes[step.columns["mode"]]["packs"] == "balanced"
+
+    def _degree(self, step: MeasuredStep) -> int:
+        return step.whole_number("cp_size", 1) if self._balanced(step) else 1
 
     def _model(self, step: MeasuredStep) -> str:
         name = step.columns.get("model_path")

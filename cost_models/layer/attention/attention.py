@@ -12,7 +12,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 from hdpsim.cost_models.kernels.last_wave import with_last_wave
-from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.products import BF16_BYTES, KernelRate, memory_bound_s
 from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.attention.nested_rings import (
@@ -85,6 +85,7 @@ class AttentionCost:
         of_nic = max(1.0, node.gpus / node.nics)  # GPUs that share one
         self._nic_shares = of_nic / min(self._rank_stride, of_nic)
         self._kernel, self._kind = layout.kernels.attention, layout.context.kind
+        self._descending = KernelRate.of(self._kernel, cal).descending
         self._tolerance = layout.context.tolerance
         self._heads = AttentionHeads.of(model, layout)
         self._mamba_heads = model.mamba.heads // layout.parallel.tp if model.mamba else None
@@ -248,7 +249,8 @@ class AttentionCost:
             rows = self.segments.longest_row_s(per_segment, cut) * cut.share
             longest = np.maximum.reduceat(rows, segment_offsets[:-1])
             causal = np.asarray(group_size == 1.0) | (self._exchange is not None)
-            step = with_last_wave(step, longest, self._gpu, self._cal, backward=backward, causal=causal)
+            keys = self._descending * np.maximum.reduceat(cut.tokens, segment_offsets[:-1])
+            step = with_last_wave(step, longest, keys, self._gpu, self._cal, backward=backward, causal=causal)
         if self._kind == "disaggregated":
             step = step * self._disaggregated(batches).imbalance
         if len(segment_tokens) > len(group_size) and self._kernel != "unfused":

@@ -192,7 +192,7 @@ class TestAttention:
         assert (newer, older, oldest) == (
             KernelRate(1, 1),
             KernelRate(0.5, 0.5),
-            KernelRate(0.25, 0.5, (32, 64, 128)),
+            KernelRate(0.25, 0.5, (32, 64, 128), descending=False),
         )
         # 500 tokens: 1 / (1 + 1000 / 500) of the peak, 1 / 2 x 1 / (1 + 500 / 500), 1 / 4 x 1 / (1 + 500 / 500)
         rates = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 
 import numpy as np
@@ -32,28 +33,46 @@ AMPERE = calibration("ampere")
 )
 def test_heads_of_one_sequence_on_108_sms(heads: int, factor: float) -> None:
     pairs = heads * 2048**2 / 2
-    found = with_last_wave(pairs, 2048, A100, AMPERE, backward=False, causal=True) / pairs
+    found = with_last_wave(pairs, 2048, 2048, A100, AMPERE, backward=False, causal=True) / pairs
     assert found == pytest.approx(factor, rel=1e-3)
 
 
 def test_blackwell_deals_the_longest_tiles_of_a_causal_backward_first() -> None:
     gpu, cal = catalog.gpu("b200"), calibration("blackwell")
     causal, blocks = with_last_wave(
-        [1e9, 1e9], 4096, gpu, cal, backward=True, causal=np.array([True, False])
+        [1e9, 1e9], 4096, 4096, gpu, cal, backward=True, causal=np.array([True, False])
     ).tolist()
     longest = gpu.sm_count * 128 * 4096
     assert (causal, blocks) == pytest.approx((1e9 + 0.1 * longest, 1e9 + 0.5 * longest))
 
 
-@given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e6), st.booleans(), st.booleans())
+@pytest.mark.parametrize("sms", [108, 132])
+@pytest.mark.parametrize("heads", [4, 64])
+@pytest.mark.parametrize("tiles", [32, 64, 128, 192, 256, 1024])
+def test_a_causal_backward_idles_as_its_list_of_tiles_does(tiles: int, heads: int, sms: int) -> None:
+    # block i of the keys meets the queries from it on: longest first in every head, one head after the other
+    lengths = [tiles - block - 0.5 for block in range(tiles)] * heads
+    if sum(lengths) < 1.5 * sms * tiles:
+        return  # few tiles for every SM: whether they fit is luck
+    ends = [0.0] * sms
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
+    played = max(ends) - sum(lengths) / sms
+    gpu, tokens, pairs = replace(A100, sm_count=sms), 128 * tiles, 128**2 * sum(lengths)
+    found = float(with_last_wave(pairs, tokens, tokens, gpu, AMPERE, backward=True, causal=True)) - pairs
+    luck = 0.3 if 0.9 < tiles / sms < 1.2 else 0.1  # one tile for every SM of every head fits, or does not
+    assert found / 128**2 / sms == pytest.approx(played, abs=luck * tiles)
+
+
+@given(st.integers(1, 64), st.floats(0, 1e12), st.floats(1, 1e6), st.booleans(), st.booleans())
 def test_more_work_or_longer_rows_never_end_sooner(
-    work: float, more: float, row: float, backward: bool, causal: bool
+    heads: int, more: float, row: float, backward: bool, causal: bool
 ) -> None:
-    short, long, longer_row = (
-        float(with_last_wave(pairs, keys, A100, AMPERE, backward=backward, causal=causal))
-        for pairs, keys in ((work, row), (work + more, row), (work, 2.0 * row))
-    )
-    assert work <= short <= min(long, longer_row)
+    def ends(pairs: float, tokens: float) -> float:
+        return float(with_last_wave(pairs, tokens, tokens, A100, AMPERE, backward=backward, causal=causal))
+
+    own = 0.5 * heads * row**2
+    assert own <= ends(own, row) <= min(ends(own + more, row), ends(4.0 * own, 2.0 * row)) * (1.0 + 1e-12)
 
 
 @pytest.mark.parametrize("backward", [False, True])
