@@ -29,7 +29,7 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.ranges import LIMITS
-from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis
+from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
@@ -170,23 +170,19 @@ def plan_values(
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
     unplanned = sum(rates) - planned
     evicting = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.evict)
-    diagnosis = Diagnosis(
-        round_s=values["diagnosis"],
-        tests=tuple(test for test in TESTS if test in values["diagnosis_tests"]),
-        misses=values["diagnosis_misses"],
-        false_positives=values["diagnosis_false_positives"],
-        most_rounds=values["diagnosis_rounds"],
-    )
-    handling = Handling(**{**_stated(Handling, values), "diagnosis": diagnosis})
+    tests = tuple(test for test in TESTS if test in values["diagnosis_tests"])
+    handling = Handling(**{**_stated(Handling, values), "diagnosis_tests": tests})
     alarms_per_s = cluster.nodes * handling.straggler_false_positives / values["straggler_detection"]
-    wrong_per_s = unplanned * cluster.nodes * diagnosis.false_positives * len(diagnosis.tests)
+    wrong_per_s = (
+        unplanned * cluster.nodes * handling.diagnosis_false_positives * len(handling.diagnosis_tests)
+    )
     away = (evicting + alarms_per_s + wrong_per_s) * values["repair"] + values[
         "straggler_share"
     ] * cluster.nodes
     steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
     _refuse_too_many(values["duration"] / (steps * step_s + block))
     slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
-    strikes = unplanned * (1 if diagnosis.is_perfect else 1 + diagnosis.most_rounds)
+    strikes = unplanned * (1 if handling.diagnosis.is_perfect else 1 + handling.diagnosis_rounds)
     _refuse_too_many_stops(values["duration"] * (strikes + planned + slow_per_s + alarms_per_s))
     slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
     if stragglers and not slow_steps:
@@ -391,7 +387,7 @@ def _closed_form(
     start = setup.scheduling_s + setup.group_initialisation_s + setup.load_s
     diagnosis = (
         1.0 - handling.manual_share
-    ) * handling.diagnosis.round_s + handling.manual_share * handling.manual_s
+    ) * handling.diagnosis_s + handling.manual_share * handling.manual_s
     noticed = sum(
         rate * mean_detection_s(cause, handling)
         for rate, cause in zip(rates, setup.failures.causes, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from hdpsim.cost_models.reliability.failures import FailureCause
-from hdpsim.simulator.campaign.diagnosis import Diagnosis
+from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, TestName
 from hdpsim.simulator.campaign.stretch import TICKS_PER_S
 
 _NEVER_S = 1e12  # 30,000 years
@@ -34,10 +34,11 @@ class Handling:
         heartbeat_s: period of the heartbeats.
         heartbeat_misses: missed heartbeats that make a node count as dead.
         hang_timeout_s: after which a silent hang is an error.
-        diagnosis: the tests that look for the culprit.
+        diagnosis_s: one round of tests for the culprit.
         manual_share: share of failures that need a person.
-        manual_s: how long that takes, instead of a round of tests.
+        manual_s: how long that takes, instead of diagnosis_s.
         repair_s: mean time until an evicted node is a spare again (exponential).
+        diagnosis_tests, diagnosis_misses, diagnosis_false_positives, diagnosis_rounds: see Diagnosis.
         fault_recurrence_s: mean time until a fault that was overlooked stops the job again (exponential).
         straggler_misses: probability that one look overlooks a slow node.
         straggler_false_positives: probability that one look takes a healthy node for a slow one.
@@ -46,13 +47,28 @@ class Handling:
     heartbeat_s: float
     heartbeat_misses: int
     hang_timeout_s: float
-    diagnosis: Diagnosis
+    diagnosis_s: float
     manual_share: float
     manual_s: float
     repair_s: float
+    diagnosis_tests: tuple[TestName, ...] = TESTS
+    diagnosis_misses: float = 0.0
+    diagnosis_false_positives: float = 0.0
     fault_recurrence_s: float = 1800.0
+    diagnosis_rounds: int = 3
     straggler_misses: float = 0.0
     straggler_false_positives: float = 0.0
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The tests that look for the culprit."""
+        return Diagnosis(
+            round_s=self.diagnosis_s,
+            tests=self.diagnosis_tests,
+            misses=self.diagnosis_misses,
+            false_positives=self.diagnosis_false_positives,
+            most_rounds=self.diagnosis_rounds,
+        )
 
     @property
     def is_perfect(self) -> bool:

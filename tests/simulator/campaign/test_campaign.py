@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.reliability.checkpoint import daly_interval_s
 from hdpsim.cost_models.reliability.failures import Detection, FailureCause, FailureProfile, failure_profile
-from hdpsim.simulator.campaign.diagnosis import Diagnosis
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.run import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
@@ -30,7 +29,7 @@ HANDLING = Handling(
     heartbeat_s=10.0,
     heartbeat_misses=3,
     hang_timeout_s=100.0,
-    diagnosis=Diagnosis(round_s=80.0),
+    diagnosis_s=80.0,
     manual_share=0.0,
     manual_s=0.0,
     repair_s=DAY,
@@ -167,7 +166,7 @@ def test_synchronous_checkpoints_agree_with_dalys_exact_run_time(restart_s: floa
         CALM,
         duration_s=4000 * HOUR,
         failures=profile(1 / mtbf_s),
-        handling=replace(HANDLING, hang_timeout_s=restart_s, diagnosis=Diagnosis(round_s=0.0)),
+        handling=replace(HANDLING, hang_timeout_s=restart_s, diagnosis_s=0.0),
         steps_per_checkpoint=steps,
         block_s=block_s,
         load_s=0.0,
@@ -250,7 +249,7 @@ def test_llama3s_54_days() -> None:
         steps_per_checkpoint=30,
         block_s=5.0,
         upload_s=20.0,
-        handling=replace(HANDLING, hang_timeout_s=600.0, diagnosis=Diagnosis(round_s=300.0)),
+        handling=replace(HANDLING, hang_timeout_s=600.0, diagnosis_s=300.0),
         spares=40,
     )
     results = [simulate_campaign(replace(setup, seed=(0, run))) for run in range(6)]

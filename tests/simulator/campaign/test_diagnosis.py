@@ -22,13 +22,9 @@ from hdpsim.simulator.play.pipeline.program import compile_program
 
 DAY, HOUR = 86400.0, 3600.0
 HANDLING = Handling(
-    heartbeat_s=10.0, heartbeat_misses=3, hang_timeout_s=100.0, diagnosis=Diagnosis(round_s=100.0), manual_share=0.0,
+    heartbeat_s=10.0, heartbeat_misses=3, hang_timeout_s=100.0, diagnosis_s=100.0, manual_share=0.0,
     manual_s=1000.0, repair_s=HOUR, fault_recurrence_s=600.0,
 )  # fmt: skip
-
-
-def with_tests(**changes: object) -> Handling:
-    return replace(HANDLING, diagnosis=replace(HANDLING.diagnosis, **changes))  # type: ignore[arg-type]
 
 
 def cause(scope: Scope = "node", per_day: float = 1.0, *, evict: bool = True) -> FailureCause:
@@ -107,7 +103,9 @@ def test_perfect_tests_cost_their_time_and_evict_every_fault_once() -> None:
 
 def test_faults_that_are_overlooked_strike_again_until_people_look() -> None:
     rare = {"days": 300.0, "failure_scale": 0.1}  # so that no two faults are there at once
-    blind = run(campaign(with_tests(tests=("rnic",)), **rare))  # which sees no fault of a node
+    blind = run(
+        campaign(replace(HANDLING, diagnosis_tests=("rnic",)), **rare)
+    )  # which sees no fault of a node
     seeing = run(campaign(HANDLING, **rare))
     # three rounds miss every fault, then people need 1,000 s: four stops for one
     assert blind.failures == pytest.approx(4 * seeing.failures, rel=0.15)
@@ -119,15 +117,18 @@ def test_faults_that_are_overlooked_strike_again_until_people_look() -> None:
 def test_heartbeats_tell_which_node_it_was() -> None:
     dead = replace(cause(), detection="heartbeat")
     profile = FailureProfile(name="test", title="test", causes=(dead,))
-    result = run(campaign(with_tests(misses=1.0), failures=profile))
+    result = run(campaign(replace(HANDLING, diagnosis_misses=1.0), failures=profile))
     assert result.overlooked == 0
     assert result.evictions == pytest.approx(result.failures, abs=1)
 
 
 def test_false_positives_evict_more_and_misses_restart_more() -> None:
     runs = [
-        [run(campaign(with_tests(**{name: share}), days=30.0, seed=(0, number))) for number in range(3)]
-        for name in ("false_positives", "misses")
+        [
+            run(campaign(replace(HANDLING, **{name: share}), days=30.0, seed=(0, number)))
+            for number in range(3)
+        ]
+        for name in ("diagnosis_false_positives", "diagnosis_misses")
         for share in (0.0, 0.02, 0.3)
     ]
     evictions = [sum(result.evictions for result in of) for of in runs[:3]]
