@@ -112,13 +112,7 @@ def _mixed_power(setup: Setup, results: Sequence[StepResult], costs: CostOptions
         drawn_w = gpu_w(work, kind.cluster.gpu, kind.calibration, setup.layout.precision.products)
         gpu_power_w += drawn_w * ranks[number] / setup.ranks
         node_power_w += node_w(kind.cluster.node, drawn_w) * ranks[number] / setup.ranks
-    return Power(
-        gpu_w=gpu_power_w,
-        node_w=node_power_w,
-        network_w=costs.network_w * cluster.gpus if cluster.nodes > 1 else 0.0,
-        pue=costs.pue,
-        nodes=cluster.nodes,
-    )
+    return _power(cluster, gpu_power_w, node_power_w, costs)
 
 
 def _kind_work(plan: Plan, rank_kind: Ints, kinds: int) -> Floats:
@@ -142,9 +136,13 @@ def waiting_power(cluster: Cluster, costs: CostOptions) -> Power:
 
 def cluster_power(cluster: Cluster, drawn_w: float, costs: CostOptions) -> Power:
     """Power of a cluster whose GPUs draw *drawn_w* on average."""
+    return _power(cluster, drawn_w, node_w(cluster.node, drawn_w), costs)
+
+
+def _power(cluster: Cluster, of_gpu_w: float, of_node_w: float, costs: CostOptions) -> Power:
     return Power(
-        gpu_w=drawn_w,
-        node_w=node_w(cluster.node, drawn_w),
+        gpu_w=of_gpu_w,
+        node_w=of_node_w,
         network_w=costs.network_w * cluster.gpus if cluster.nodes > 1 else 0.0,
         pue=costs.pue,
         nodes=cluster.nodes,

@@ -237,15 +237,20 @@ def averaging(batches: int, independent: bool = True) -> str:
     return f"means over {batches} batches, ± = 95 % confidence (sampling of batches only)"
 
 
+def by_line(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Every line once, with the names of those of whom it is said."""
+    found: dict[str, list[str]] = {}
+    for line, name in said:
+        found.setdefault(line, []).append(name)
+    return found
+
+
 def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """How well runs like these were predicted: a matter of its own, not of the interval over batches."""
-    by_note: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome.band is not None:
-            by_note.setdefault(outcome.band.note, []).append(outcome.strategy)
-    if not by_note:
+    said = [(outcome.band.note, outcome.strategy) for outcome in outcomes if outcome.band is not None]
+    if not said:
         return ()
-    lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_note.items()]
+    lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_line(said).items()]
     return ("How far off predictions of such runs were (± is sampling only and knows nothing of it):", *lines)
 
 

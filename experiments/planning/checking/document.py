@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
@@ -29,7 +30,6 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
     """Everything about what was found; money of *tokens*, too, where so many are to be trained on."""
     scenario = checked.trials.scenario
     spent = _Money(checked, tokens)
-    findings = [_finding_json(finding, spent) for finding in checked.findings]
     wasted = [finding for finding in checked.findings if finding.name != WITHOUT_EFFECT]
     idle = [finding.seen for finding in checked.findings if finding.name == WITHOUT_EFFECT]
     together = _together_words(checked, spent)
@@ -37,7 +37,9 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
         f"{number}. {finding.name}: {_words(finding, spent)}"
         for number, finding in enumerate(wasted, start=1)
     )
-    blocks: list[Table[Any] | str] = [_table(checked, wasted, spent)] if wasted else []
+    table = _table(checked, spent)
+    findings = table.records()
+    blocks: list[Table[Any] | str] = [replace(table, rows=wasted)] if wasted else []
     blocks += filter(None, (words, together, _memory_table(checked), "\n".join(idle)))
     notes = (
         "Findings overlap: a second may be lost in several ways, so their seconds do not add up.",
@@ -67,7 +69,7 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
                 "findings.csv",
                 lambda: [{**found, "change": ",".join(found["change"] or ()) or None} for found in findings],
                 "One row per finding: seconds, money, change, gain.",
-                columns=_FINDING,
+                columns=tuple(column.name for column in table.columns),
             ),
             OutputFile("changed.yaml", changed.to_yaml, "The scenario with all changes that gain together."),
         ),
@@ -111,27 +113,9 @@ class _Money:
         )
 
 
-_FINDING = (
-    "name", "seconds", "share", "usd_per_day", "usd", "change", "gain_s", "gain_usd_per_day", "verified", "words",
-)  # fmt: skip
-
-
-def _finding_json(finding: Finding, spent: _Money) -> dict[str, Any]:
-    return {
-        "name": finding.name,
-        "seconds": finding.seconds,
-        "share": finding.share,
-        "usd_per_day": spent.usd_per_day(finding.seconds),
-        "usd": spent.usd(finding.seconds),
-        "change": list(finding.change) or None,
-        "gain_s": finding.gain_s and finding.gain_s.mean,
-        "gain_usd_per_day": finding.gain_s and spent.usd_per_day(finding.gain_s.mean),
-        "verified": finding.verified,
-        "words": finding.seen if finding.name == WITHOUT_EFFECT else _words(finding, spent),
-    }
-
-
 def _words(finding: Finding, spent: _Money) -> str:
+    if finding.name == WITHOUT_EFFECT:
+        return finding.seen
     money = spent.words(finding.seconds)
     lost = f"{finding.seen}. That is {finding.seconds:.3f} s of a step ({finding.share:.1%}{money})."
     if finding.gain_s is None:
@@ -167,26 +151,33 @@ def _together_words(checked: Checked, spent: _Money) -> str:
     )
 
 
-def _table(checked: Checked, findings: list[Finding], spent: _Money) -> Table[Finding]:
+def _table(checked: Checked, spent: _Money) -> Table[Finding]:
+    """All findings; people see those of a waste."""
     base = checked.trials.base
+
+    def usd_per_day(finding: Finding) -> float | None:
+        return spent.usd_per_day(finding.seconds)
+
+    def gain_usd_per_day(finding: Finding) -> float | None:
+        return None if finding.gain_s is None else spent.usd_per_day(finding.gain_s.mean)
+
     columns: tuple[Column[Finding], ...] = (
         Column("name", heading="finding"),
         Column("seconds", heading="lost", unit="s", format=".3f"),
         Column("share", heading="of step", format=".1%"),
-        Column(
-            "usd_per_day",
-            lambda finding: spent.usd_per_day(finding.seconds),
-            heading="USD/day",
-            format=",.0f",
-        ),
+        Column("usd_per_day", usd_per_day, heading="USD/day", format=",.0f"),
+        Column("usd", lambda finding: spent.usd(finding.seconds), shown=False),
         Column("gain_s", heading="change saves", unit="s", format=interval(3)),
-        Column("change", lambda finding: ", ".join(finding.change) or None, left=True),
+        Column("change", lambda finding: list(finding.change) or None, format=", ".join, left=True),
+        Column("gain_usd_per_day", gain_usd_per_day, shown=False),
+        Column("verified", shown=False),
+        Column("words", lambda finding: _words(finding, spent), shown=False),
     )
     title = (
         f"What a step of {base.step_s.mean:.3f} s loses ({base.strategy}), "
         f"{averaging(len(base.results), base.independent)}"
     )
-    return Table(title=title, columns=columns, rows=findings)
+    return Table(title=title, columns=columns, rows=checked.findings)
 
 
 def _memory(checked: Checked) -> list[MemoryReport]:

@@ -84,10 +84,6 @@ class Outcome:
     independent: bool = True
     """Whether the batches are independent samples; no interval if not."""
 
-    def over_batches(self, name: str) -> Estimate:
-        """Mean and interval of one field of the results."""
-        return estimate(self._each(name), independent=self.independent)
-
     @property
     def tokens_per_s(self) -> Estimate:
         """Throughput of a run of all batches: all their tokens over all their seconds."""
@@ -96,7 +92,7 @@ class Outcome:
     @property
     def step_s(self) -> Estimate:
         """Step time over the batches."""
-        return self.over_batches("step_s")
+        return estimate(self._each("step_s"), independent=self.independent)
 
     @property
     def mfu(self) -> float:

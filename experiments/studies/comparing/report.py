@@ -31,6 +31,7 @@ from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
     band_lines,
+    by_line,
     mfu_note,
     one_line,
     outcome_json,
@@ -372,13 +373,14 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     failures = [
         f"{o.strategy} cannot run: {one_line(o.reason)}" for o in comparison.outcomes if not o.results
     ]
-    by_note: dict[str, list[str]] = {}
-    for outcome in comparison.feasible:
-        for note in (*outcome.results[0].notes, *outcome.hidden_notes):
-            by_note.setdefault(note, []).append(outcome.strategy)
+    said = by_line(
+        (note, outcome.strategy)
+        for outcome in comparison.feasible
+        for note in (*outcome.results[0].notes, *outcome.hidden_notes)
+    )
     everybody = len(comparison.feasible)
     notes = [
-        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in by_note.items()
+        note if len(names) == everybody else f"{', '.join(names)}: {note}" for note, names in said.items()
     ]
     if comparison.batches > 1 and notes:
         notes.insert(0, "Of the first batch:")
