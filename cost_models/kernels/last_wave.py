@@ -34,8 +34,8 @@ def with_last_wave(
     Counted: tiles that go out head by head leave each SM idle for half of a longest tile (0.5 to 0.6 when such a list
     is played on 108 and 148 SMs), with the longest tiles first for a tenth; no kernel ends before a longest tile. Tiles
     of a causal backward are blocks of keys: the first meets all queries, so every head ends with its shortest.
-    FlashAttention-2's backward on H200 (132 SMs, 1 to 64 heads) idles for 0.55, 0.49, 0.40, 0.26, 0.17, 0.04 of a
-    longest tile with 32, 64, 96, 160, 192, 256 tiles of a head; such a list, played, for as much.
+    FlashAttention-2's on H200 idles for 0.55, 0.49, 0.40, 0.26, 0.17, 0.04 of one with 32, 64, 96, 160, 192, 256 tiles
+    of a head; such a list, played, for as much.
     Limits: many heads or sequences, work; one head of one sequence on more SMs than it has tiles, a longest tile.
     Ignored: two blocks that share an SM (they end later: 0.7 to 1.1 when played), kernels on other streams that run in
     the gap.
