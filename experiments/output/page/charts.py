@@ -51,24 +51,20 @@ def account_bars(rows: Rows) -> str:
     lines = []
     for number, (strategy, pieces) in enumerate(bars.items()):
         top, x = GAP + number * (BAR + GAP), float(LEFT)
-        lines.append(
-            f'<text class="name" x="{LEFT - 10}" y="{top + BAR / 2 + 5:.0f}">'
-            f"{escape(shortened(strategy, LONGEST_NAME))}</text>"
-        )
+        lines.append(_name(strategy, top + BAR / 2))
         total = sum(seconds for _, _, seconds in pieces)
         for account, group, seconds in sorted(pieces, key=lambda piece: ACCOUNT_GROUPS.index(piece[1])):
             width = seconds * scale
             words = f"{strategy}, {readable_name(account)} ({group}): {seconds:.3g} s, {seconds / total:.1%}"
-            lines.append(
-                f'<g class="piece {escape(group)}" tabindex="0" role="img" aria-label="{escape(words)}" '
-                f'data-words="{escape(words)}"><rect x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}" '
+            drawn = [
+                f'<rect x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}" '
                 f'height="{BAR}" fill="{colours[account]}"><title>{escape(words)}</title></rect>'
-            )
+            ]
             if width > SMALLEST_LABEL * (WIDTH - LEFT - RIGHT) and len(account) * 6.2 < width:
                 at = f'x="{x + width / 2:.1f}" y="{top + BAR / 2 + 4:.0f}"'
                 name = escape(readable_name(account))
-                lines.append(f'<text class="in" fill="{_ink(colours[account])}" {at}>{name}</text>')
-            lines.append("</g>")
+                drawn.append(f'<text class="in" fill="{_ink(colours[account])}" {at}>{name}</text>')
+            lines.append(piece(words, drawn, f" {escape(group)}"))
             x += width
         lines.append(f'<text class="total" x="{x + 6:.1f}" y="{top + BAR / 2 + 5:.0f}">{total:.4g} s</text>')
     height = GAP + len(bars) * (BAR + GAP)
@@ -90,10 +86,7 @@ def rank_strips(rows: Rows) -> str:
     scale, lines = STRIP / max(steps.values()), []
     for number, (strategy, ranks) in enumerate(strategies.items()):
         floor = (number + 1) * (STRIP + 2 * GAP)
-        lines.append(
-            f'<text class="name" x="{LEFT - 10}" y="{floor - steps[strategy] * scale / 2 + 5:.0f}">'
-            f"{escape(shortened(strategy, LONGEST_NAME))}</text>"
-        )
+        lines.append(_name(strategy, floor - steps[strategy] * scale / 2))
         known = sorted(ranks)
         together = -(-len(known) // MOST_COLUMNS)
         width = (WIDTH - LEFT - RIGHT) / -(-len(known) // together)
@@ -102,20 +95,16 @@ def rank_strips(rows: Rows) -> str:
             stages = [parts for rank in some for parts in ranks[rank]]
             mean = {group: sum(parts[group] for parts in stages) / len(stages) for group in ACCOUNT_GROUPS}
             who = f"rank {some[0]}" if len(some) == 1 else f"ranks {some[0]} to {some[-1]}"
-            words = f"{strategy}, {who}: " + ", ".join(
-                f"{group} {seconds:.3g} s" for group, seconds in mean.items()
-            )
-            lines.append(
-                f'<g class="piece" tabindex="0" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
-            )
+            parts = ", ".join(f"{group} {seconds:.3g} s" for group, seconds in mean.items())
+            words, drawn = f"{strategy}, {who}: {parts}", []
             x, y = LEFT + place // together * width, float(floor)
             for group, seconds in mean.items():
                 y -= seconds * scale
-                lines.append(
+                drawn.append(
                     f'<rect class="strip" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{seconds * scale:.2f}" '
                     f'fill="{_STRIP_COLOURS[group]}"/>'
                 )
-            lines.append(f"<title>{escape(words)}</title></g>")
+            lines.append(piece(words, [*drawn, f"<title>{escape(words)}</title>"]))
         top = floor - steps[strategy] * scale
         lines.append(
             f'<text class="total" x="{WIDTH - RIGHT + 6}" y="{top + 10:.0f}">{steps[strategy]:.4g} s</text>'
@@ -128,6 +117,20 @@ def rank_strips(rows: Rows) -> str:
     return _svg(
         WIDTH, foot + 24, "What every rank does in the step of the first batch, in the order of ranks", lines
     )
+
+
+def piece(words: str, drawn: Sequence[str], kind: str = "", *, stop: int = 0) -> str:
+    """What is drawn as one piece, which says its *words* to a pointer, to the keyboard and to readers of screens.
+
+    *stop*: of the keyboard; -1: the arrow keys alone lead there.
+    """
+    said = f'aria-label="{escape(words)}" data-words="{escape(words)}"'
+    return f'<g class="piece{kind}" tabindex="{stop}" role="img" {said}>{"".join(drawn)}</g>'
+
+
+def _name(text: str, middle: float) -> str:
+    """The name at the left of a bar or strip."""
+    return f'<text class="name" x="{LEFT - 10}" y="{middle + 5:.0f}">{escape(shortened(text, LONGEST_NAME))}</text>'
 
 
 def _by_group(row: Mapping[str, object]) -> dict[str, float]:
@@ -156,10 +159,8 @@ def candidate_dots(rows: Rows) -> str:
     for gib, rate, layout in dots:
         words = f"{layout}: {rate:,.0f} tokens/s, {gib:.1f} GiB"
         x, y = left + gib * right, top + height - rate * up
-        lines.append(
-            f'<g class="piece" tabindex="0" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle></g>'
-        )
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle>'
+        lines.append(piece(words, [dot]))
     return _svg(WIDTH, top + height + _PLOT["bottom"], "Candidates: throughput against memory", lines)
 
 

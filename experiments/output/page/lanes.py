@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from hdpsim.experiments.output.page.charts import piece
 from hdpsim.experiments.output.page.view import Rows
 from hdpsim.experiments.output.plots.passes import COMPUTE, OTHERS, Lane, fitting_lanes, pieces
 from hdpsim.experiments.output.plots.style import readable_name, tidy_ticks
@@ -56,9 +57,8 @@ def _rank(lanes: Mapping[Lane, Sequence[Mapping[str, object]]], end_s: float) ->
         top = HEAD + place * (HEIGHT + GAP)
         stage = f"stage {lane[2]}" + (f" +{lane[3]}" if lane[3] else "")
         busy = sum(float(str(row["end_s"])) - float(str(row["start_s"])) for row in passes)
-        words = (
-            f"{name}, {stage}: {len(passes)} passes, {busy:.4g} of {end_s:.4g} s; arrow keys go through them"
-        )
+        spent = f"{len(passes)} passes, {busy:.4g} of {end_s:.4g} s"
+        words = f"{name}, {stage}: {spent}; arrow keys go through them"
         lines.append(
             f'<g class="lane" tabindex="0" role="group" aria-label="{escape(words)}">'
             f'<text class="name" x="{LEFT - 8}" y="{top + 17}">{stage}</text>'
@@ -88,10 +88,7 @@ def _pass(row: Mapping[str, object], name: str, top: int, scale: float) -> str:
             ink = "#000000" if kind == "forward" else "#FFFFFF"
             x = LEFT + start * scale + width / 2
             drawn.append(f'<text class="in" fill="{ink}" x="{x:.1f}" y="{top + 16}">{text}</text>')
-    return (
-        f'<g class="piece" tabindex="-1" role="img" aria-label="{escape(words)}" data-words="{escape(words)}">'
-        f"{''.join(drawn)}<title>{escape(words)}</title></g>"
-    )
+    return piece(words, [*drawn, f"<title>{escape(words)}</title>"], stop=-1)
 
 
 def _words(row: Mapping[str, object]) -> str:
@@ -118,12 +115,9 @@ def _number(row: Mapping[str, object], name: str) -> int:
 
 def _legend() -> str:
     """What the colours and marks mean, and the marks themselves."""
-    lines = ["<defs>"]
-    for kind, marks in _PATTERNS.items():
-        lines.append(
-            f'<pattern id="pass-{kind}" width="6" height="6" patternUnits="userSpaceOnUse">{marks}</pattern>'
-        )
-    lines.append("</defs>")
+    box = 'width="6" height="6" patternUnits="userSpaceOnUse"'
+    marks = (f'<pattern id="pass-{kind}" {box}>{mark}</pattern>' for kind, mark in _PATTERNS.items())
+    lines = ["<defs>", *marks, "</defs>"]
     x = 0
     for kind, colour in (COMPUTE | OTHERS).items():
         lines.append(f'<rect x="{x}" y="4" width="22" height="14" fill="{colour}"/>')
@@ -132,8 +126,5 @@ def _legend() -> str:
         words = {"waiting": "waiting for the group; between passes: empty"}.get(kind, kind)
         lines.append(f'<text x="{x + 28}" y="16">{words}</text>')
         x += 44 + 8 * len(words)
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} 24" role="img" aria-label="Legend">'
-        + "".join(lines)
-        + "</svg>"
-    )
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} 24" role="img" aria-label="Legend">'
+    return "".join((head, *lines, "</svg>"))

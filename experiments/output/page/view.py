@@ -14,7 +14,6 @@ from typing import Any
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import Document, Table
-from hdpsim.experiments.output.tables import TextTable
 from hdpsim.reading import open_regular
 
 Rows = Sequence[Mapping[str, object]]
@@ -145,9 +144,9 @@ def loaded(folder: Path) -> View:
                 text=str(block["text"]),
                 title=str(block["title"]),
                 columns=tuple(map(str, block["columns"])),
+                notes=tuple(map(str, block["notes"])),
                 rows=tuple(tuple(map(str, row)) for row in block["rows"]),
                 left=tuple(map(int, block["left"])),
-                notes=tuple(map(str, block["notes"])),
             )
             for block in data["blocks"]
         )
@@ -196,14 +195,8 @@ def _blocks(document: Document) -> Iterator[TextBlock]:
         if isinstance(block, str):
             yield TextBlock(text=block)
         else:
-            drawn: TextTable = block.drawn()
-            yield TextBlock(
-                title=drawn.title,
-                columns=drawn.columns,
-                rows=drawn.rows,
-                left=tuple(sorted(drawn.left)),
-                notes=block.notes,
-            )
+            drawn = asdict(block.drawn())
+            yield TextBlock(**{**drawn, "left": tuple(sorted(drawn["left"]))}, notes=block.notes)
 
 
 def _rows(content: Any) -> Rows:

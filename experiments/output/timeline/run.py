@@ -55,18 +55,9 @@ def _names(lanes: list[str]) -> Iterator[str]:
 def _spans(spans: list[LaneSpan], lanes: list[str]) -> Iterator[str]:
     thread = {lane: number for number, lane in enumerate(lanes)}
     for span in spans:
-        yield _ENCODE(
-            {
-                "ph": "X",
-                "pid": 0,
-                "tid": thread[span.lane],
-                "name": f"{span.name} {span.step}",
-                "cat": span.name,
-                "ts": round(span.start_s * 1e6, 3),
-                "dur": round((span.end_s - span.start_s) * 1e6, 3),
-                "args": {"step": span.step},
-            }
-        )
+        when = {"ts": round(span.start_s * 1e6, 3), "dur": round((span.end_s - span.start_s) * 1e6, 3)}
+        what = {"name": f"{span.name} {span.step}", "cat": span.name, **when, "args": {"step": span.step}}
+        yield _ENCODE({"ph": "X", "pid": 0, "tid": thread[span.lane], **what})
 
 
 def _counters(record: Record) -> Iterator[str]:
