@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import format_count, format_tokens
-from hdpsim.experiments.papers.bytescale_case import case_jobs, case_study
+from hdpsim.experiments.papers.bytescale_case import case_study
 from hdpsim.experiments.papers.bytescale_figures.activity import activity, activity_jobs
 from hdpsim.experiments.papers.bytescale_figures.bubbles import bubble_jobs, bubbles
 from hdpsim.experiments.papers.bytescale_figures.kernels import layer_by_length, loss
@@ -26,6 +26,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
     StepsJob,
     all_cells,
     case_job,
+    case_steps,
     job_of,
     layout_of,
 )
@@ -33,7 +34,7 @@ from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
 from hdpsim.experiments.papers.shown import FigureRow, Part, column, rows_part
-from hdpsim.experiments.validation.order import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
 from hdpsim.simulator.setup import Setup, StrategyOptions
 
 PUBLISHED = FOLDER.published
@@ -46,8 +47,7 @@ def _prediction(cell: PublishedFigure, found: tuple[JobSteps, tuple[float, ...]]
     outcome, of_splits = found
     if outcome.reason:
         keys = ("predicted", "lowest", "highest", "step_s", "mfu", "over_plan_ideal", "memory_bytes")
-        nothing = dict.fromkeys(keys)
-        return {**nothing, "reason": outcome.reason}
+        return {**dict.fromkeys(keys), "reason": outcome.reason}
     return {
         "predicted": outcome.tokens_per_s,
         "lowest": min(of_splits, default=None),
@@ -107,25 +107,20 @@ def _range(record: FigureRow) -> str:
 def splits(results: Results) -> Part:
     """How far cells move with the split of the last buckets of lengths, of which the paper prints only the sum."""
     rows = []
-    for context in sorted({record["context_tokens"] for record in results.records}):
-        own = [
-            record
-            for record in results.records
-            if record["context_tokens"] == context and record.get("lowest") is not None
-        ]
-        if own:
-            widths = [record["highest"] / record["lowest"] - 1.0 for record in own]
-            known = [record for record in own if record["measured"] is not None]
-            rows.append(
-                {
-                    "context_tokens": context,
-                    "cells": len(own),
-                    "median_width": float(np.median(widths)),
-                    "largest_width": max(widths),
-                    "measured": len(known),
-                    "inside": sum(one["lowest"] <= one["measured"] <= one["highest"] for one in known),
-                }
-            )
+    ranges = [record for record in results.records if record.get("lowest") is not None]
+    for context, own in sorted(grouped(ranges, lambda record: int(record["context_tokens"])).items()):
+        widths = [record["highest"] / record["lowest"] - 1.0 for record in own]
+        known = [record for record in own if record["measured"] is not None]
+        rows.append(
+            {
+                "context_tokens": context,
+                "cells": len(own),
+                "median_width": median(widths),
+                "largest_width": max(widths),
+                "measured": len(known),
+                "inside": sum(one["lowest"] <= one["measured"] <= one["highest"] for one in known),
+            }
+        )
     lines = [
         f"Context {format_tokens(row['context_tokens'])}: the split of GitHub's last buckets of lengths, which "
         f"the paper leaves open, is worth {row['median_width']:.0%} in the median of {row['cells']} cells, at most "
@@ -145,15 +140,8 @@ def speedups(results: Results) -> Part:
                 continue
             speed_up = ours[strategy] / ours["static"]
             paper = ratio(theirs.get(strategy), theirs.get("static"))
-            rows.append(
-                {
-                    **dict(zip(PLACE, place, strict=True)),
-                    "strategy": strategy,
-                    "paper": paper,
-                    "predicted": speed_up,
-                    "error": error_of(paper, speed_up),
-                }
-            )
+            found = {"paper": paper, "predicted": speed_up, "error": error_of(paper, speed_up)}
+            rows.append({**dict(zip(PLACE, place, strict=True)), "strategy": strategy, **found})
     summary = {
         strategy: error_summary(row["error"] for row in rows if row["strategy"] == strategy)
         for strategy in STRATEGIES[1:]
@@ -190,9 +178,7 @@ def decline(results: Results) -> Part:
     value = {}
     for strategy in STRATEGIES:
         ours, theirs = (_declines(results.records, strategy, key) for key in ("predicted", "measured"))
-        of_model: dict[str, list[float]] = {}
-        for (model, *_), factor in ours.items():
-            of_model.setdefault(model, []).append(factor)
+        of_model = grouped(ours.items(), lambda item: item[0][0])
         value[strategy] = {
             "dataset": DECLINE_DATASET,
             "count": len(ours),
@@ -202,7 +188,7 @@ def decline(results: Results) -> Part:
             "predicted_where_measured": _mean(ours[place] for place in theirs if place in ours),
             "measured": _mean(theirs.values()),
             "paper": PUBLISHED["decline_per_doubling"][strategy],
-            "by_model": {model: _mean(factors) for model, factors in of_model.items()},
+            "by_model": {model: _mean(one for _, one in factors) for model, factors in of_model.items()},
         }
     lines = [
         f"{name} loses {row['predicted']:.2f}× per doubling of the context on GitHub data "
@@ -277,7 +263,9 @@ PAPER = Paper(
         Section(name="order", part=order, figure=17),
         Section(name="decline_per_doubling", part=decline, figure=17),
         Section(name="ablation", part=ablation, jobs=_ablation_jobs, figure=20),
-        Section(name="case_study", part=case_study, jobs=case_jobs, figure=18),
+        Section(
+            name="case_study", part=case_study, jobs=lambda batches: case_steps(batches).values(), figure=18
+        ),
         Section(name="lengths", part=lengths, figure=4),
         Section(name="bubbles", part=bubbles, jobs=bubble_jobs, figure=5),
         Section(name="layer_by_length", part=layer_by_length, figure=6),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_a
 from hdpsim.experiments.papers.bytescale_figures.kernels import products_s
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
+    PLACE,
     SETUP,
     STRATEGIES,
     JobSteps,
-    StepsJob,
-    case_job,
+    case_steps,
     tokens,
 )
 from hdpsim.experiments.papers.figures import compared
@@ -30,7 +30,7 @@ from hdpsim.experiments.papers.paper import Results
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
 from hdpsim.simulator.plan_pieces import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
-from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
+from hdpsim.simulator.setup import Setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,22 +44,13 @@ FLAT_SHARE = 0.02
 """A range narrower than this part of its value is drawn as one mark."""
 
 
-def _jobs(batches: int) -> dict[str, StepsJob]:
-    return {name: case_job(StrategyOptions(name=cast("StrategyName", name)), batches) for name in STRATEGIES}
-
-
-def case_jobs(batches: int) -> Iterable[StepsJob]:
-    """The setting of Figure 18 under every strategy."""
-    return _jobs(batches).values()
-
-
 def case_study(results: Results) -> Part:
     """Step and busy times of the mean and of the heaviest batch, and one layer's forward, beside the paper's.
 
     The paper shows one batch and does not say which. The heaviest (by model FLOP) is chosen without looking at
     its times.
     """
-    jobs = _jobs(results.batches)
+    jobs = case_steps(results.batches)
     outcomes: dict[str, JobSteps] = {name: results.outcomes[job] for name, job in jobs.items()}
     static = jobs["static"]
     # A static mesh has batches of its own: whole packs.
@@ -67,10 +58,7 @@ def case_study(results: Results) -> Part:
     busy_s = {name: _busy(outcome)[heaviest[name][0]] for name, outcome in outcomes.items()}
     packed, single = _layers(static.setup(), static.lengths()[heaviest["static"][0]])
     value = {
-        "model": static.model,
-        "dataset": static.dataset,
-        "gpus": static.gpus,
-        "context_tokens": static.context_tokens,
+        **{name: getattr(static, name) for name in PLACE},
         "batches": results.batches,
         "heaviest_batch": {name: number for name, (number, _) in heaviest.items()},
         "heaviest_over_mean_flop": heaviest["hdp-balance"][1],
@@ -104,13 +92,10 @@ def case_study(results: Results) -> Part:
         f"Communication of a packed micro-batch at CP 256: {packed.transfer_share:.1%} of a layer's forward "
         f"(paper {PAPER['communication_share']:.1%}); {packed.exposed_share:.1%} is waiting and nothing else."
     )
-    ranks = "Figure 18c: seconds of forward and backward of every rank, heaviest batch."
-    figure = (
-        "Figure 18c: forward and backward time of every rank in the heaviest batch, and the paper's range."
-    )
+    words = "Figure 18c: seconds of forward and backward of every rank, heaviest batch"
     files = (
-        OutputFile("ranks.csv", lambda: _rank_rows(busy_s), ranks),
-        OutputFile("rank_times", lambda: _ranks_figure(busy_s), figure),
+        OutputFile("ranks.csv", lambda: _rank_rows(busy_s), f"{words}."),
+        OutputFile("rank_times", lambda: _ranks_figure(busy_s), f"{words}, and the paper's range."),
     )
     tables = (_times_table(value), _layer_table(value))
     return Part(value=value, tables=tables, lines=(line,), files=files, compared=list(_compared(value)))
@@ -119,13 +104,11 @@ def case_study(results: Results) -> Part:
 def _compared(value: Mapping[str, Any]) -> Iterator[FigureRow]:
     """Steps of the heaviest batch and what ranks do in it, and both layers' five times."""
     for name in STRATEGIES:
-        step = value["step_s"][name]
+        step, busy = value["step_s"][name], value["busy_s"][name]
         yield compared(18, f"18b, step, {name}", "s", step["paper"], step["heaviest"])
-        busy = value["busy_s"][name]
         for key in ("least", "most"):
-            yield compared(
-                18, f"18c, {key} busy rank, {name}", "s", busy["paper"][key], busy["heaviest"][key]
-            )
+            what = f"18c, {key} busy rank, {name}"
+            yield compared(18, what, "s", busy["paper"][key], busy["heaviest"][key])
     for name, layer in value["layer"].items():
         yield from layer_values(name, layer["predicted"])
 
@@ -145,16 +128,13 @@ def heaviest_batch(model: str, batches: Sequence[Ints]) -> tuple[int, float]:
 
 
 def _times_table(value: Mapping[str, Any]) -> Table[Any]:
+    words = {"least": "least busy rank", "most": "busiest rank", "deviation": "deviation over ranks"}
     rows = []
     for name in STRATEGIES:
         rows.append({"strategy": name, "what": "step", **value["step_s"][name]})
-        busy = value["busy_s"][name]
-        for key, what in (
-            ("least", "least busy rank"),
-            ("most", "busiest rank"),
-            ("deviation", "deviation over ranks"),
-        ):
-            rows.append({"strategy": name, "what": what} | {of: row.get(key) for of, row in busy.items()})
+        for key, what in words.items():
+            figures = {of: row.get(key) for of, row in value["busy_s"][name].items()}
+            rows.append({"strategy": name, "what": what, **figures})
     heaviest = f"heaviest batch ({value['heaviest_over_mean_flop']:.2f} × mean FLOP)"
     columns = (
         column("strategy"),
@@ -194,12 +174,8 @@ def _busy(outcome: JobSteps) -> Floats:
 
 
 def _spread(busy_s: Floats) -> dict[str, float]:
-    return {
-        "least": float(busy_s.min()),
-        "mean": float(busy_s.mean()),
-        "most": float(busy_s.max()),
-        "deviation": float(busy_s.std()),
-    }
+    figures = {"least": busy_s.min(), "mean": busy_s.mean(), "most": busy_s.max(), "deviation": busy_s.std()}
+    return {name: float(figure) for name, figure in figures.items()}
 
 
 def _mean_spread(busy_s: Floats) -> dict[str, float]:
@@ -304,8 +280,7 @@ def _ranks_figure(busy_s: Mapping[str, Floats]) -> Figure:
         axes.set_xlim(1, 1.16 * ranks)
         axes.set_xticks(np.linspace(0, ranks, 5)[1:].astype(int))
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("ranks, busiest first")
-        axes.set_ylabel("forward and backward in one step (s)")
+        axes.set(xlabel="ranks, busiest first", ylabel="forward and backward in one step (s)")
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set_title("Time of every rank (ByteScale, Figure 18c)")
         figure.legend(loc="outside lower center", ncols=len(busy_s))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import islice, product
+from typing import cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.play.execution import WAITS
-from hdpsim.simulator.setup import Setup, StrategyOptions
+from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.static.packing import pack
 from hdpsim.traces import Distribution, global_batches, load_distribution
@@ -278,6 +279,12 @@ def job_of(cell: PublishedFigure, batches: int) -> StepsJob:
     """What predicts a cell."""
     place = {name: cell[name] for name in PLACE}
     return StepsJob(**place, options=StrategyOptions(name=cell["strategy"]), batches=batches)
+
+
+def case_steps(batches: int, machine: Machine = OWN) -> dict[str, StepsJob]:
+    """The setting of Figure 18 under every strategy."""
+    options = {name: StrategyOptions(name=cast("StrategyName", name)) for name in STRATEGIES}
+    return {name: case_job(option, batches, machine) for name, option in options.items()}
 
 
 def case_job(options: StrategyOptions, batches: int, machine: Machine = OWN) -> StepsJob:

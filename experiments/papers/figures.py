@@ -12,7 +12,7 @@ from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
 from hdpsim.experiments.papers.folder import AboutFigure
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
-from hdpsim.experiments.validation.order import error_of, error_summary
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def figures_part(figures: Mapping[int, AboutFigure], rows: Sequence[FigureRow]) 
     Below the lines: why figures are far off, and what is not compared.
     """
     rows = sorted(rows, key=lambda row: row["figure"])
-    by_figure = {number: [row for row in rows if row["figure"] == number] for number in sorted(figures)}
+    by_figure = grouped((row for row in rows if row["figure"] in figures), lambda row: int(row["figure"]))
     summary: list[dict[str, Any]] = [
         {
             "figure": number,
@@ -69,7 +69,6 @@ def figures_part(figures: Mapping[int, AboutFigure], rows: Sequence[FigureRow]) 
             "reasons": list(dict.fromkeys(row["reason"] for row in own if row["reason"])),
         }
         for number, own in by_figure.items()
-        if own
     ]
     columns = (
         column("figure"),
@@ -89,17 +88,15 @@ def figures_part(figures: Mapping[int, AboutFigure], rows: Sequence[FigureRow]) 
     notes += [
         f"Figure {row['figure']}, not compared: {reason}." for row in summary for reason in row["reasons"]
     ]
-    file = OutputFile(
-        f"{FIGURES}.csv", lambda: list(rows), "Every value of every figure: paper, prediction, error."
+    title, words = (
+        "All figures: paper and prediction",
+        "Every value of every figure: paper, prediction, error.",
     )
+    file = OutputFile(f"{FIGURES}.csv", lambda: list(rows), words)
     picture = OutputFile(FIGURES, lambda: _picture(by_figure), "Errors of all values, figure by figure.")
     return Part(
         value={"summary": summary, "records": list(rows)},
-        tables=(
-            Table(
-                title="All figures: paper and prediction", columns=columns, rows=summary, notes=tuple(notes)
-            ),
-        ),
+        tables=(Table(title=title, columns=columns, rows=summary, notes=tuple(notes)),),
         files=(file, picture),
     )
 
@@ -115,15 +112,8 @@ def _picture(by_figure: Mapping[int, Sequence[FigureRow]]) -> Figure:
         figure, (axes,) = figure_and_axes(7.6, 1.3 + 0.42 * max(1, len(shown)))
         for place, errors in enumerate(shown.values()):
             ratios = np.maximum(1.0 + np.array(errors), 1e-3)
-            axes.plot(
-                ratios,
-                np.full(len(ratios), place),
-                linestyle="none",
-                marker="|",
-                markersize=11,
-                color=PALETTE[0],
-            )
-            axes.plot([np.median(ratios)], [place], linestyle="none", marker="o", markersize=6, color=INK)
+            axes.plot(ratios, np.full(len(ratios), place), "|", markersize=11, color=PALETTE[0])
+            axes.plot([np.median(ratios)], [place], "o", markersize=6, color=INK)
         axes.axvline(1.0, color=INK, linewidth=1)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")

@@ -187,12 +187,8 @@ def _startup_figure(rows: list[FigureRow]) -> Figure:
 
 
 _STRAGGLERS = SETUP["stragglers"]
-_WITH_SLOW_NODES = StepJob(
-    system="megascale",
-    model="megascale-175b",
-    gpus=_STRAGGLERS["gpus"],
-    global_batch=_STRAGGLERS["global_batch"],
-)
+_SIZE = {name: _STRAGGLERS[name] for name in ("gpus", "global_batch")}
+_WITH_SLOW_NODES = StepJob(system="megascale", model="megascale-175b", **_SIZE)
 _SCREENED = replace(_WITH_SLOW_NODES, changes=("execution.slow_node_share=0",))
 
 
@@ -250,22 +246,13 @@ def campaigns(results: Results) -> Part:
     """Whole runs: effective training time and restarts of MegaScale's and Llama 3's."""
     rows: list[FigureRow] = []
     for entry in PUBLISHED["campaigns"]:
-        outcome = results.outcomes[CampaignJob(scenario=entry["scenario"])]
+        published = ("effective_above", "restarts", "restarts_above", "unplanned")
         rows.append(
             {
                 "name": entry["name"],
                 "scenario": entry["scenario"],
-                "days": outcome["days"],
-                "runs": outcome["runs"],
-                "effective": outcome["effective"],
-                "paper_effective_above": entry["effective_above"],
-                "restarts": outcome["restarts"],
-                "paper_restarts": entry.get("restarts"),
-                "paper_restarts_above": entry.get("restarts_above"),
-                "unplanned": outcome["unplanned"],
-                "paper_unplanned": entry.get("unplanned"),
-                "account_s": outcome["account_s"],
-                "accounts_minus_duration_s": outcome["accounts_minus_duration_s"],
+                **results.outcomes[CampaignJob(scenario=entry["scenario"])],
+                **{f"paper_{name}": entry.get(name) for name in published},
             }
         )
 
@@ -283,10 +270,8 @@ def mttf(results: Results) -> Part:
     rows: list[FigureRow] = []
     for row in meta["rows"]:
         hours = job_mttf_s(row["gpus"] // meta["gpus_per_node"], rate) / HOUR_S
-        paper = row.get("hours")
-        rows.append(
-            {"gpus": row["gpus"], "hours": hours, "paper_hours": paper, "error": error_of(paper, hours)}
-        )
+        found = {"hours": hours, "paper_hours": row.get("hours"), "error": error_of(row.get("hours"), hours)}
+        rows.append({"gpus": row["gpus"], **found})
     return rows_part(FOLDER, "mttf", rows)
 
 

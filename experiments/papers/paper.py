@@ -142,7 +142,8 @@ def reproduce(
             f"--cells and --write-residuals are about {folder.setup['cells']['place']}; ask for that figure, too"
         )
     sections = [section for section in paper.sections if not figures or section.figure in asked]
-    chosen = (_cells(paper) if cells is None else folder.read_cells(cells)) if with_cells else ()
+    own = paper.cells or folder.published_cells
+    chosen = (own() if cells is None else folder.read_cells(cells)) if with_cells else ()
     jobs = [paper.job(cell, count) for cell in chosen]
     outcomes = run_jobs(
         [*jobs, *(job for section in sections for job in section.jobs(count))], report, workers
@@ -189,10 +190,6 @@ def reproduce(
         notes=tuple(lines),
         files=tuple(sorted(files, key=lambda file: "." not in file.name)),  # figures after tables
     )
-
-
-def _cells(paper: Paper) -> tuple[PublishedFigure, ...]:
-    return paper.folder.published_cells() if paper.cells is None else paper.cells()
 
 
 def run_jobs(jobs: Iterable[Job], report: Report, workers: int | None = None) -> dict[Job, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
     OWN,
     SETUP,
-    STRATEGIES,
     Machine,
     StepsJob,
-    case_job,
+    case_steps,
 )
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
@@ -34,7 +33,6 @@ from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD
 from hdpsim.simulator.play.replay import replay_timeline
 from hdpsim.simulator.pricing import price_plan
-from hdpsim.simulator.setup import StrategyName, StrategyOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,11 +116,8 @@ def _by_bin(start_s: Floats, end_s: Floats, amount: Floats, edges: Floats) -> Fl
 
 
 def _jobs(batches: int, machine: Machine) -> dict[str, ActivityJob]:
-    steps = min(batches, SETTING["steps"])
-    return {
-        name: ActivityJob(steps=case_job(StrategyOptions(name=cast("StrategyName", name)), steps, machine))
-        for name in STRATEGIES
-    }
+    steps = case_steps(min(batches, SETTING["steps"]), machine)
+    return {name: ActivityJob(steps=own) for name, own in steps.items()}
 
 
 def activity_jobs(batches: int, machine: Machine = OWN) -> Iterator[ActivityJob]:
@@ -158,18 +153,9 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
     what = "highest traffic of naive HDP over that of the static mesh"
     values.append(compared(19, what, "×", PAPER["peak_traffic_ratio"], peak))
     part = rows_part(FOLDER, "activity", rows, compared=values)
-    picture = OutputFile(
-        "activity_over_time",
-        lambda: _picture(found),
-        "Figure 19: tensor cores and NICs of the mean GPU over time.",
-    )
-    return Part(
-        value=part.value,
-        tables=part.tables,
-        lines=part.lines,
-        files=(*part.files, picture),
-        compared=part.compared,
-    )
+    words = "Figure 19: tensor cores and NICs of the mean GPU over time."
+    picture = OutputFile("activity_over_time", lambda: _picture(found), words)
+    return replace(part, files=(*part.files, picture))
 
 
 def _picture(found: dict[str, Activity]) -> Figure:
@@ -180,12 +166,9 @@ def _picture(found: dict[str, Activity]) -> Figure:
             minutes = (np.arange(len(one.tensor)) + 0.5) * BIN_S / 60.0
             axes[0].plot(minutes, 100.0 * one.tensor, color=colours[name], linewidth=1.5, label=name)
             axes[1].plot(minutes, 8e-9 * one.sent_bytes_per_s, color=colours[name], linewidth=1.5)
-        for own, label in zip(
-            axes, ("tensor cores active (%)", "sent to other nodes (Gbit/s a GPU)"), strict=True
-        ):
-            own.set_xlabel("time (min)")
-            own.set_ylabel(label)
-            own.set_ylim(bottom=0)
+        labels = ("tensor cores active (%)", "sent to other nodes (Gbit/s a GPU)")
+        for own, label in zip(axes, labels, strict=True):
+            own.set(xlabel="time (min)", ylabel=label, ylim=(0.0, None))
             own.grid(color=GRID, linewidth=0.7)
         figure.legend(loc="outside lower center", ncols=len(found))
     return figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hdpsim.arrays import Floats
@@ -22,6 +24,7 @@ FULL_PAIR_FLOP = 4.0  # scores and values, a multiply-add each, per query-key pa
 def lengths(results: Results) -> Part:
     """Shares of tokens and of sequences by length, as sampled for all predictions."""
     rows: list[FigureRow] = []
+    values: list[FigureRow] = []
     for dataset, published in SHARES.items():
         found = np.concatenate(batches_of(dataset, LONGEST_TOKENS, results.batches))
         for entry in published:
@@ -31,14 +34,11 @@ def lengths(results: Results) -> Part:
             of_tokens = entry["of"] == "tokens"
             share = float(inside.sum() / found.sum()) if of_tokens else len(inside) / len(found)
             what = f"{dataset}: {entry['of']} in {entry.get('above', '0')} to {entry.get('up_to', '2M')}"
-            rows.append(
-                {
-                    "dataset": dataset,
-                    **compared(4, what.replace(" tokens", ""), "%", entry["percent"], 100.0 * share),
-                }
-                | {"up_to_tokens": up_to, "bucket": entry.get("bucket", False)}
-            )
-    return rows_part(FOLDER, "lengths", rows, compared=[_value(row) for row in rows])
+            value = compared(4, what.replace(" tokens", ""), "%", entry["percent"], 100.0 * share)
+            values.append(value)
+            bucket = {"up_to_tokens": up_to, "bucket": entry.get("bucket", False)}
+            rows.append({"dataset": dataset, **value, **bucket})
+    return rows_part(FOLDER, "lengths", rows, compared=values)
 
 
 def packs(results: Results) -> Part:
@@ -48,16 +48,22 @@ def packs(results: Results) -> Part:
     work = pack_flop(catalog.model(setting["model"]), setting["dataset"], context, results.batches) / 1e12
     steps = work[: len(work) // per_step * per_step].reshape(-1, per_step)
     paper, reason = grid.ravel(), SETUP["figure_6"]["packs"]["why"]
+    figures: tuple[tuple[str, str, Callable[[Floats], float], str], ...] = (
+        ("mean", "TFLOP", np.mean, ""),
+        ("largest", "TFLOP", np.max, ""),
+        ("smallest", "TFLOP", np.min, reason),
+        ("largest over mean", "×", lambda step: float(step.max() / step.mean()), ""),
+    )
     rows = [
         compared(
-            6, f"6b, packs of one step: {what}", unit, float(of(paper[None])[0]), float(of(steps).mean()), why
+            6,
+            f"6b, packs of one step: {what}",
+            unit,
+            float(of(paper)),
+            float(np.mean([of(s) for s in steps])),
+            why,
         )
-        for what, unit, of, why in (
-            ("mean", "TFLOP", _mean, ""),
-            ("largest", "TFLOP", _largest, ""),
-            ("smallest", "TFLOP", _smallest, reason),
-            ("largest over mean", "×", lambda one: _largest(one) / _mean(one), ""),
-        )
+        for what, unit, of, why in figures
     ]
     return rows_part(FOLDER, "packs", rows, compared=rows)
 
@@ -72,19 +78,3 @@ def pack_flop(model: Model, dataset: str, context_tokens: int, batches: int) -> 
     squares = np.bincount(pieces.micro_batch, weights=pieces.tokens.astype(np.float64) ** 2)
     passes = 1.0 + ATTENTION_BACKWARD_FLOP_RATIO
     return np.asarray(passes * FULL_PAIR_FLOP * model.heads * model.head_dim * squares)
-
-
-def _mean(steps: Floats) -> Floats:
-    return np.asarray(steps.mean(axis=1))
-
-
-def _largest(steps: Floats) -> Floats:
-    return np.asarray(steps.max(axis=1))
-
-
-def _smallest(steps: Floats) -> Floats:
-    return np.asarray(steps.min(axis=1))
-
-
-def _value(row: FigureRow) -> FigureRow:
-    return {key: row[key] for key in ("figure", "what", "unit", "paper", "predicted", "error", "reason")}

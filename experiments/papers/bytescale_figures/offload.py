@@ -33,14 +33,8 @@ def _job(machine: Machine, tp: int, context: str, ratio: float) -> SingleStepJob
         "gradient_bytes": SETTING["gradient_bytes"],
         "recompute": "full" if ratio == RECOMPUTED else "none",
     }
-    setup = static_setup(
-        machine,
-        model=SETTING["model"],
-        gpus=SETTING["gpus"],
-        context_tokens=length,
-        offload=max(0.0, ratio),
-        **layout,
-    )
+    own = {"model": SETTING["model"], "gpus": SETTING["gpus"], "context_tokens": length}
+    setup = static_setup(machine, offload=max(0.0, ratio), **own, **layout)
     return SingleStepJob(setup=setup, lengths=(length,) * (SETTING["gpus"] // tp // ranks))
 
 
@@ -68,22 +62,16 @@ def offload(
         published = {entry["ratio"]: entry for entry in PAPER[context]}
         for ratio, step in steps.items():
             paper = published.get(ratio, {})
-            cost = 100.0 * (step.step_s / steps[0.0].step_s - 1.0)
             label = "recompute" if ratio == RECOMPUTED else f"{ratio:g}"
-            memory_gb = step.memory_bytes / 1e9
-            row = {
-                "gpu": name,
-                "context": context,
-                "ratio": label,
+            figures = {
                 "step_s": step.step_s,
-                "paper_step_s": paper.get("step_s"),
-                "cost_percent": cost,
-                "paper_cost_percent": paper.get("cost_percent"),
-                "memory_gb": memory_gb,
-                "paper_memory_gb": paper.get("memory_gb"),
-                "step_error": error_of(paper.get("step_s"), step.step_s),
+                "cost_percent": 100.0 * (step.step_s / steps[0.0].step_s - 1.0),
+                "memory_gb": step.memory_bytes / 1e9,
             }
-            rows.append(row)
+            row = {"gpu": name, "context": context, "ratio": label}
+            for key, figure in figures.items():
+                row |= {key: figure, f"paper_{key}": paper.get(key)}
+            rows.append({**row, "step_error": error_of(paper.get("step_s"), step.step_s)})
             if name == shown and paper:
                 what = f"{context}, ratio {label}"
                 values += [
@@ -91,8 +79,7 @@ def offload(
                     for of, unit, key in (("step", "s", "step_s"), ("memory", "GB", "memory_gb"))
                     if row[f"paper_{key}"] is not None
                 ]
-    part = rows_part(FOLDER, "offload", rows, lines=(_line(rows, shown),), compared=values)
-    return part
+    return rows_part(FOLDER, "offload", rows, lines=(_line(rows, shown),), compared=values)
 
 
 def _line(rows: list[FigureRow], shown: str) -> str:
