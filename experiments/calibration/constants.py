@@ -41,6 +41,11 @@ class Constant:
     decided_by: str
     tied: tuple[str, ...] = ()
 
+    @property
+    def span(self) -> float:
+        """The distance of its bounds."""
+        return self.high - self.low
+
 
 # Power is not among them: energies come from lasting kernels of one site each, which short ones of many would outvote.
 KERNEL_CONSTANTS = (
@@ -132,24 +137,19 @@ def check_names(names: Sequence[str] | None) -> None:
 
 def value_of(cal: Calibration, name: str) -> float:
     """The value of a constant."""
-    if name.startswith(NETWORK):
-        return float(getattr(cal.network, name.removeprefix(NETWORK)))
-    return float(getattr(cal, name))
+    owner = cal.network if name.startswith(NETWORK) else cal
+    return float(getattr(owner, name.removeprefix(NETWORK)))
 
 
 def apply(cal: Calibration, base: Calibration, values: Mapping[Constant, float]) -> Calibration:
     """*cal* with other values; tied constants keep the ratio that they have in *base*."""
-    constants: dict[str, Any] = {}
-    network: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for constant, value in values.items():
         start = value_of(base, constant.name)
-        if constant.name.startswith(NETWORK):
-            network[constant.name.removeprefix(NETWORK)] = value
-        else:
-            constants[constant.name] = value
+        named[constant.name] = value
         for name in constant.tied:
-            ratio = value_of(base, name) / start if start else 1.0
-            constants[name] = value * ratio
-    if network:
-        constants["network"] = replace(cal.network, **network)
-    return replace(cal, **constants)
+            named[name] = value * (value_of(base, name) / start if start else 1.0)
+    network = {
+        name.removeprefix(NETWORK): named.pop(name) for name in list(named) if name.startswith(NETWORK)
+    }
+    return replace(cal, network=replace(cal.network, **network), **named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,18 @@ def _bent(residuals: Floats, bend: float) -> tuple[Floats, Floats]:
     return np.sign(residuals) * size, slope
 
 
+def _bounds(constants: Sequence[Constant]) -> tuple[Floats, Floats]:
+    low, high = np.array([(constant.low, constant.high) for constant in constants], dtype=np.float64).T
+    return low, high
+
+
 def _minimum(
     line: Linearised, constants: Sequence[Constant], prior: Prior, weights: Floats, scale: Scale
 ) -> Floats:
     """The values that minimise the objective with linearised residuals, within the bounds."""
     from scipy.optimize import least_squares
 
-    low, high = (np.array([getattr(constant, side) for constant in constants]) for side in ("low", "high"))
+    low, high = _bounds(constants)
     spans, root = high - low, np.sqrt(weights) / scale.noise
 
     def gap(point: Floats) -> Floats:
@@ -107,9 +112,9 @@ def _minimum(
     return np.asarray(low + found.x * spans)
 
 
-def _objective(residuals: Floats, values: Floats, prior: Prior, weights: Floats, scale: Scale) -> float:
-    bent = _bent(residuals, scale.bend)[0]
-    return float(weights @ bent**2 / scale.noise**2 + (((values - prior.centre) / prior.doubt) ** 2).sum())
+def _objective(line: Linearised, prior: Prior, weights: Floats, scale: Scale) -> float:
+    bent, away = _bent(line.residuals, scale.bend)[0], (line.values - prior.centre) / prior.doubt
+    return float(weights @ bent**2 / scale.noise**2 + (away**2).sum())
 
 
 def _spread(residuals: Floats) -> float:
@@ -171,7 +176,7 @@ def determined(
     nothing is. The widest is set aside, one after the other, until the rest is narrow.
     """
     weights = weights_of(model.samples)
-    spans = np.array([constant.high - constant.low for constant in constants])
+    spans = np.array([constant.span for constant in constants])
     seen = np.abs(line.jacobian).max(axis=0, initial=0.0) * spans > 1e-6
     dropped: dict[int, float] = {int(place): np.inf for place in np.flatnonzero(~seen)}
     kept = [int(place) for place in np.flatnonzero(seen)]
@@ -216,14 +221,18 @@ def fit(model: Model, constants: Sequence[Constant], prior: Prior, line: Lineari
     linear fit leaves. Of what the measurements say little, they change little.
     """
     weights, sources = weights_of(model.samples), [sample.source for sample in model.samples]
-    low, high = (np.array([getattr(constant, side) for constant in constants]) for side in ("low", "high"))
+    low, high = _bounds(constants)
     precision = prior.doubt**-2.0
     values, scale = _settled(line, constants, prior, weights)
     for _ in range(ROUNDS):
         widths = NORMAL_95 * np.sqrt(np.diag(covariance(line, weights, sources, scale, precision)))
         if np.all(np.abs(values - line.values) <= CLOSE * widths):
             break
-        line = _improved(model, constants, prior, weights, scale, line, values)
+
+        def objective(at: Linearised) -> float:
+            return _objective(at, prior, weights, scale)
+
+        line = _improved(model, constants, objective, line, values)
         values = _minimum(line, constants, prior, weights, scale)
     values = np.clip([rounded(value) for value in values.tolist()], low, high)
     residuals = model.residuals([dict(zip(constants, values.tolist(), strict=True))])[0]
@@ -246,17 +255,15 @@ def fit(model: Model, constants: Sequence[Constant], prior: Prior, line: Lineari
 def _improved(
     model: Model,
     constants: Sequence[Constant],
-    prior: Prior,
-    weights: Floats,
-    scale: Scale,
+    objective: Callable[[Linearised], float],
     line: Linearised,
     values: Floats,
 ) -> Linearised:
     """Linearised at *values*, or half way there (and again) while the true objective is worse than at the start."""
-    before = _objective(line.residuals, line.values, prior, weights, scale)
+    before = objective(line)
     for _ in range(3):
         tried = linearised(model, constants, values)
-        if _objective(tried.residuals, values, prior, weights, scale) <= before:
+        if objective(tried) <= before:
             break
         values = (values + line.values) / 2.0
     return tried
@@ -273,7 +280,7 @@ def refit(found: Fit, kept: Any) -> Floats:
     What nothing was known of before is taken as uncertain as a constant may be that still counts as determined: of what
     only the others tell, these samples say nothing.
     """
-    spans = np.array([constant.high - constant.low for constant in found.constants])
+    spans = np.array([constant.span for constant in found.constants])
     free = np.isinf(found.prior.doubt)
     prior = Prior(
         centre=np.where(free, found.values, found.prior.centre),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -106,9 +107,7 @@ def weights_of(samples: Sequence[Sample]) -> Floats:
     One counts as 1, ten as 2.2, ever so many as 2.5: they share hardware, software and reader, so do their errors.
     Source: Kish, Survey Sampling, 1965 (design effect of clusters).
     """
-    sizes: dict[str, int] = {}
-    for sample in samples:
-        sizes[sample.group] = sizes.get(sample.group, 0) + 1
+    sizes = Counter(sample.group for sample in samples)
     return np.array([1.0 / (1.0 + (sizes[sample.group] - 1) * LIKENESS) for sample in samples])
 
 
@@ -116,15 +115,14 @@ def linearised(model: Model, constants: Sequence[Constant], values: Floats) -> L
     """Residuals at *values* and their derivatives, one-sided differences within bounds."""
     known = dict(zip(constants, values.tolist(), strict=True))
     steps = [_difference_step(constant, known[constant]) for constant in constants]
-    moved = [
+    moved = (
         {**known, constant: known[constant] + step} for constant, step in zip(constants, steps, strict=True)
-    ]
-    found = model.residuals([known, *moved])
-    return Linearised(
-        values=values, residuals=found[0], jacobian=np.asarray((found[1:] - found[0]).T / np.array(steps))
     )
+    found = model.residuals([known, *moved])
+    jacobian = np.asarray((found[1:] - found[0]).T / np.array(steps))
+    return Linearised(values=values, residuals=found[0], jacobian=jacobian)
 
 
 def _difference_step(constant: Constant, value: float) -> float:
-    step = STEP_SHARE * (constant.high - constant.low)
+    step = STEP_SHARE * constant.span
     return -step if value + step > constant.high else step

@@ -21,6 +21,8 @@ Row = dict[str, Any]
 
 STRONG = 0.5
 """Correlations beyond this are worth a line."""
+AT_BOUND = 1e-3
+"""A value this near to a bound, in shares of their distance, is told to be at it."""
 
 
 def refusal(stages: Sequence[Stage], names: Sequence[str] | None) -> str:
@@ -82,8 +84,7 @@ def _files(stage: Stage, row: Row) -> Iterator[OutputFile]:
         "One row per fitted constant: value at the start, fitted, half width of its 95 % interval, what is allowed.",
     )
     series = {"at the start": stage.before, "cross-validated": stage.cross_validated}
-    if stage.found is not None:
-        series["fitted"] = stage.found.residuals
+    series |= {"fitted": stage.found.residuals} if stage.found else {}
     yield OutputFile(
         f"errors_{stage.kind}",
         lambda: plot_error_shares(
@@ -127,6 +128,8 @@ def _summary(residuals: Floats) -> Row:
 
 
 def _constants(found: Fit, stage: Stage) -> list[Row]:
+    prior = found.prior
+    columns = (found.constants, prior.centre, prior.doubt, found.values, found.half_width)
     return [
         {
             "name": constant.name,
@@ -138,19 +141,10 @@ def _constants(found: Fit, stage: Stage) -> list[Row]:
             "half_width": float(half),
             "low": constant.low,
             "high": constant.high,
-            "at_bound": bool(
-                min(value - constant.low, constant.high - value) < 1e-3 * (constant.high - constant.low)
-            ),
+            "at_bound": bool(min(value - constant.low, constant.high - value) < AT_BOUND * constant.span),
             "tied": list(constant.tied),
         }
-        for constant, centre, doubt, value, half in zip(
-            found.constants,
-            found.prior.centre,
-            found.prior.doubt,
-            found.values,
-            found.half_width,
-            strict=True,
-        )
+        for constant, centre, doubt, value, half in zip(*columns, strict=True)
     ]
 
 
@@ -169,19 +163,12 @@ def _cross_validation(stage: Stage) -> Row:
 
     `largest_shift`: how far leaving a part out moves the median error of another source, in shares of the measurement.
     """
-    if stage.found is None:
-        return {
-            "cross_validation": "",
-            "error_cross_validated": _summary(stage.before),
-            "left_out_one_by_one": [],
-        }
-    by_source = len(stage.sources) > 1
+    found = stage.found
+    how = "leave one source out" if len(stage.sources) > 1 else f"{len(stage.parts)} parts of the one source"
     return {
-        "cross_validation": "leave one source out"
-        if by_source
-        else f"{len(stage.parts)} parts of the one source",
+        "cross_validation": how if found else "",
         "error_cross_validated": _summary(stage.cross_validated),
-        "left_out_one_by_one": [_part(part, stage, stage.found) for part in stage.parts],
+        "left_out_one_by_one": [_part(part, stage, found) for part in stage.parts] if found else [],
     }
 
 
@@ -199,10 +186,7 @@ def _part(part: LeftOut, stage: Stage, found: Fit) -> Row:
         "median_abs_error": _median(part.residuals[part.out]),
         "median_abs_error_fitted": _median(found.residuals[part.out]),
         "median_abs_error_at_start": _median(stage.before[part.out]),
-        "values": {
-            constant.name: value
-            for constant, value in zip(found.constants, part.values.tolist(), strict=True)
-        },
+        "values": dict(zip((one.name for one in found.constants), part.values.tolist(), strict=True)),
         "largest_shift": abs(shifts.get(most, 0.0)),
         "shifted": most,
     }
@@ -233,17 +217,11 @@ def _blocks(stage: Row) -> tuple[Table[Row] | str, ...]:
         Column("largest_shift", heading="moves another by", format=_percent),
         Column("shifted", heading="", left=True),
     )
+    title = f"Fitted on {stage['records']} {noun} of {sources} source{'' if sources == 1 else 's'}"
+    crossed = f"Cross-validation: {stage['cross_validation']}; median error in %"
     return (
-        Table(
-            title=f"Fitted on {stage['records']} {noun} of {sources} source{'' if sources == 1 else 's'}",
-            columns=fitted,
-            rows=stage["constants"],
-        ),
-        Table(
-            title=f"Cross-validation: {stage['cross_validation']}; median error in %",
-            columns=left_out,
-            rows=stage["left_out_one_by_one"],
-        ),
+        Table(title=title, columns=fitted, rows=stage["constants"]),
+        Table(title=crossed, columns=left_out, rows=stage["left_out_one_by_one"]),
         "\n".join(_lines(stage)),
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def calibrate(
         cal = without_runs(cal)  # the shipped calibrations know the shipped runs
     stages: list[Stage] = []
     name = Path(path).name if path is not None else "the runs shipped with hdpsim"
-    with _pool(workers) as pool:
+    with worker_pool(workers) if workers > 1 else nullcontext() as pool:
         options: dict[str, Any] = {"pool": pool, "report": lambda done: report(done, 0)}
         if kernels:
             table = chosen(constants, KERNEL_CONSTANTS)
@@ -98,15 +97,6 @@ def _start(generation: str, start: str | None) -> tuple[Calibration, str]:
     if found.generation not in ("", generation):
         raise UserInputError(f"--start: {start} is of generation {found.generation}, the GPU of {generation}")
     return found, head_of(Path(start))
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    if workers <= 1:
-        yield None
-        return
-    with worker_pool(workers) as pool:
-        yield pool
 
 
 def _enough(measured: tuple[Sequence[Any], Mapping[str, int]], kind: str, gpu: str) -> None:
