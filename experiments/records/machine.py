@@ -1,13 +1,23 @@
-"""What a record says of the network of its servers."""
+"""What a record says of the network of its servers, and whose constants price it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.experiments.software.run import RunConfig
+from hdpsim.simulator.setup import Setup
 
 _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")
 _GPUS_OF_A_SERVER = 8
+
+
+def calibrated(setup: Setup, own: Calibration | None) -> Setup:
+    """The setup with the user's *own* constants, where they are of its GPUs' generation (or of any)."""
+    if own is None or own.generation not in ("", setup.cluster.gpu.calibration):
+        return setup
+    return replace(setup, calibration=own)
 
 
 def nic_gbps(config: RunConfig) -> float | None:

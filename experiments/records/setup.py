@@ -16,12 +16,19 @@ from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.records.machine import collective_share, nic_gbps
+from hdpsim.experiments.records.machine import calibrated, collective_share, nic_gbps
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
-from hdpsim.experiments.software.facts import Run, hybrid_model, known_model, latent_model, named_model
+from hdpsim.experiments.software.facts import (
+    Run,
+    hybrid_model,
+    known_model,
+    latent_model,
+    named_model,
+    other_sizes,
+)
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.experiments.software.run import RunConfig
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
@@ -97,11 +104,7 @@ def prepare(
     cluster = _cluster(run, gpus, assumptions)
     model = _with_switches(_model(config, seq_len, assumptions), switches)
     degrees = _degrees(config, gpus, assumptions)
-    micro_batch = config.micro_batch
-    if micro_batch is None:
-        micro_batch = 1
-        assumptions.append("micro-batches of 1 sequence")
-    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], micro_batch, assumptions)
+    sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], assumptions)
     layout = _layout(run, degrees, switches, assumptions)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
@@ -109,21 +112,18 @@ def prepare(
     documents, packed = _documents(run, seq_len)
     assumptions += [packed] if packed else []
     _remarks(config, model, layout, assumptions)
-    cal = calibration(cluster.gpu.calibration)
-    if own is not None and own.generation in ("", cluster.gpu.calibration):
-        cal = own
     offload = setting_of(run, "activation_offload")
     setup = Setup(
         model=model,
         cluster=cluster,
         layout=layout.changed(rank_capacity_tokens=context // layout_cp(layout)),
-        calibration=cal,
+        calibration=calibration(cluster.gpu.calibration),
         context_tokens=context,
         strategy=StrategyOptions(name="static", activation_offload=1.0 if offload else 0.0),
         memory=MemoryOptions(overheads=switches.memory, must_fit=False),
     )
     return PreparedRun(
-        setup=setup,
+        setup=calibrated(setup, own),
         sequences=sequences,
         seq_len=seq_len,
         micro_batch=micro_batch,
@@ -169,7 +169,7 @@ def _needed_shape(config: RunConfig, column: str) -> int:
     missing = [each for each in _SHAPE if getattr(config, each) is None]
     known = named_model(config)
     if known is not None:
-        why = f"and {known.name} has other {', '.join(_other_sizes(config, known))} than the record"
+        why = f"and {known.name} has other {', '.join(other_sizes(config, known))} than the record"
     elif config.model_name:
         why = f"and the catalog has no model {quoted(config.model_name)} (`hdpsim catalog models`)"
     else:
@@ -177,17 +177,12 @@ def _needed_shape(config: RunConfig, column: str) -> int:
     raise InfeasibleError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not stated, {why}")
 
 
-def _other_sizes(config: RunConfig, known: Model) -> list[str]:
-    return [
-        column
-        for column, name in SHAPE.items()
-        if getattr(config, column) is not None and getattr(config, column) != getattr(known, name)
-    ]
-
-
-def _batch(config: RunConfig, dp: int, micro_batch: int, assumptions: list[str]) -> tuple[int, int, int]:
+def _batch(config: RunConfig, dp: int, assumptions: list[str]) -> tuple[int, int, int]:
     """Sequences of a step; sequences of a micro-batch and micro-batches on the busiest data-parallel rank."""
-    sequences = config.global_batch_seqs
+    sequences, micro_batch = config.global_batch_seqs, config.micro_batch
+    if micro_batch is None:
+        micro_batch = 1
+        assumptions.append("micro-batches of 1 sequence")
     if sequences is None:
         if config.grad_accum is None:
             raise InfeasibleError("global_batch_seqs is not stated")
@@ -291,10 +286,9 @@ def _model(config: RunConfig, seq_len: int, assumptions: list[str]) -> Model:
         assumptions.append(f"head_dim {head_dim}")
     dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
     known = None if gated else known_model(config)
-    plain = known is not None and not known.biases
-    if plain and known is not None:
+    of_gpt = not gated and (known is None or known.biases)
+    if known is not None and not known.biases:
         assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
-    of_gpt = not (gated or plain)
     return Model(
         name=config.model_name or "model", layers=layers, hidden=hidden, heads=heads,
         kv_heads=config.kv_heads or heads, head_dim=head_dim, ffn_hidden=ffn_hidden, vocab=vocab, gated_mlp=gated,
@@ -348,13 +342,9 @@ def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
         node = replace(node, board_gpus=BOARD_GPUS, nvlink_sharp=False)
         assumptions.append("four GPUs on a board without NVSwitch")
     if domain != node.gpus:
-        node = replace(
-            node,
-            gpus=domain,
-            nics=domain,
-            nic_bytes_per_s=node.nic_bytes_per_s_per_gpu,
-            host_memory_bytes=node.host_memory_bytes * domain / node.gpus,
-        )
+        nics: dict[str, Any] = {"nics": domain, "nic_bytes_per_s": node.nic_bytes_per_s_per_gpu}
+        host_bytes = node.host_memory_bytes * domain / node.gpus
+        node = replace(node, gpus=domain, host_memory_bytes=host_bytes, **nics)
     if gpus > domain:
         assumptions.append("non-blocking rail-optimised fabric")
     boost = setting_of(run, "tensor_boost")

@@ -11,6 +11,7 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from hdpsim.experiments.records.machine import calibrated
 from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.steps import MeasuredStep
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
@@ -78,8 +79,8 @@ class StepPredictor:
         )
         try:
             scenario = resolve_scenario(document, source=step.where)
-            setup = scenario.setup()
-            setup = self._calibrated(replace(setup, model=replace(setup.model, layers=layers)))
+            setup = calibrated(scenario.setup(), self._calibration)
+            setup = replace(setup, model=replace(setup.model, layers=layers))
             pack, degree = benchmark.packs(step)
             found = replace(found, assumptions=_assumed(scenario))
             return _played_packs(found, setup, step, pack, degree)
@@ -92,7 +93,7 @@ class StepPredictor:
         """A step of a run of one's own: a scenario, changes of it, documents or packs."""
         scenario, changes = self._scenario_of(step)
         strategy = step.columns.get("strategy") or (PACKS if step.packed else None)
-        setup = self._calibrated(scenario.setup(None if strategy == PACKS else strategy))
+        setup = calibrated(scenario.setup(None if strategy == PACKS else strategy), self._calibration)
         setup = replace(setup, context_tokens=max(setup.context_tokens, *step.lengths))
         found = StepPrediction(
             strategy=" ".join((str(strategy or setup.strategy.name), *changes)),
@@ -128,12 +129,6 @@ class StepPredictor:
             beside = self._folder / name
             self._loaded[name, changes] = load_scenario(beside if beside.is_file() else name, changes)
         return self._loaded[name, changes], changes
-
-    def _calibrated(self, setup: Setup) -> Setup:
-        own = self._calibration
-        if own is None or own.generation not in ("", setup.cluster.gpu.calibration):
-            return setup
-        return replace(setup, calibration=own)
 
 
 def _played_packs(

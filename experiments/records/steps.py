@@ -5,7 +5,7 @@ A step has two halves that never meet before an error is computed: what was run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,33 +111,31 @@ def _step(where: str, line: str) -> MeasuredStep:
 
 
 def _documents(where: str, values: Mapping[str, Any]) -> tuple[Packs, bool]:
-    given = [name for name in DOCUMENTS if values.get(name) is not None]
-    if len(given) != 1:
-        found = "both are given" if given else "neither is given"
-        raise UserInputError(
-            f"{where}: give the documents as packs (lists of lengths) or as lengths; {found}"
-        )
-    packed = given[0] == "packs"
+    given = _one_of(where, values, DOCUMENTS, "give the documents as packs (lists of lengths) or as lengths")
+    packed = given == "packs"
     packs = values["packs"] if packed else [values["lengths"]]
     if not isinstance(packs, list) or not packs or not all(isinstance(pack, list) and pack for pack in packs):
         what = "a list of lists of lengths, none empty" if packed else "a list of lengths, not empty"
-        raise UserInputError(f"{where}: {given[0]}: expected {what}")
+        raise UserInputError(f"{where}: {given}: expected {what}")
     allowed = RANGES["context_tokens"]
     for length in (length for pack in packs for length in pack):
         if not allowed.holds(length):
-            raise UserInputError(f"{where}: {given[0]}: a length {allowed.complaint(length)}")
+            raise UserInputError(f"{where}: {given}: a length {allowed.complaint(length)}")
     return tuple(tuple(pack) for pack in packs), packed
 
 
 def _time_s(where: str, values: Mapping[str, Any]) -> float:
-    given = [name for name in TIMES if values.get(name) is not None]
+    given = _one_of(where, values, TIMES, "give the measured time as step_s or as duration_ms")
+    value, allowed = values[given], RANGES["step_s"]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not allowed.holds(float(value * TIMES[given])):
+        raise UserInputError(f"{where}: {given}: {allowed.complaint(value)}")
+    return float(value * TIMES[given])
+
+
+def _one_of(where: str, values: Mapping[str, Any], names: Iterable[str], wanted: str) -> str:
+    """Which of two columns is given."""
+    given = [name for name in names if values.get(name) is not None]
     if len(given) != 1:
-        found = "both are given" if given else "neither is given"
-        raise UserInputError(f"{where}: give the measured time as step_s or as duration_ms; {found}")
-    value = values[given[0]]
-    seconds = (
-        value * TIMES[given[0]] if isinstance(value, int | float) and not isinstance(value, bool) else None
-    )
-    if seconds is None or not RANGES["step_s"].holds(float(seconds)):
-        raise UserInputError(f"{where}: {given[0]}: {RANGES['step_s'].complaint(value)}")
-    return float(seconds)
+        raise UserInputError(f"{where}: {wanted}; {'both are given' if given else 'neither is given'}")
+    return given[0]

@@ -138,12 +138,8 @@ def template() -> str:
         example = next(csv.DictReader(file))
     optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id")
     written = io.StringIO()
-    table = csv.DictWriter(
-        written,
-        (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, *optional, *MEASURED_COLUMNS),
-        extrasaction="ignore",
-        lineterminator="\n",
-    )
+    columns = (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, *optional, *MEASURED_COLUMNS)
+    table = csv.DictWriter(written, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     table.writerow(example)
     return written.getvalue()
@@ -229,9 +225,8 @@ def _integer(where: str, column: str, text: str) -> int:
 
 
 def _flag(where: str, column: str, text: str) -> bool:
-    number = {"false": 0.0, "true": 1.0}.get(
-        text.lower(), as_number(text)
-    )  # tables of pandas hold True and False
+    # Tables of pandas hold True and False.
+    number = {"false": 0.0, "true": 1.0}.get(text.lower(), as_number(text))
     if number not in (0.0, 1.0):
         raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {quoted(text)}")
     return number == 1.0

@@ -104,6 +104,12 @@ def latent_model(config: RunConfig) -> Model | None:
     return known if known is not None and known.latent_attention and known.heads == config.heads else None
 
 
+def other_sizes(config: RunConfig, known: Model) -> list[str]:
+    """The columns of a shape that state something else than a model has."""
+    stated = ((column, getattr(config, column), getattr(known, name)) for column, name in SHAPE.items())
+    return [column for column, value, own in stated if value is not None and value != own]
+
+
 def hybrid_model(config: RunConfig) -> Model | None:
     """The catalog's model of that name, if it is a hybrid.
 
@@ -113,11 +119,7 @@ def hybrid_model(config: RunConfig) -> Model | None:
     known = named_model(config)
     if known is None or not known.layer_pattern:
         return None
-    others = [
-        column
-        for column, name in SHAPE.items()
-        if getattr(config, column) is not None and getattr(config, column) != getattr(known, name)
-    ]
+    others = other_sizes(config, known)
     if others:
         raise InfeasibleError(
             f"{known.name} is a hybrid whose {', '.join(others)} the record states otherwise: the pattern of its "
@@ -164,14 +166,14 @@ def _experts_fill_the_stage(run: Run) -> bool:
     return stage % ((config.ep or 1) * (config.tp or 1)) == 0
 
 
-def _latent_attention(run: Run) -> bool:
-    known = known_model(run.config)
-    return known is not None and known.latent_attention is not None
+def _known(fits: Callable[[Model], bool]) -> Callable[[Run], bool]:
+    """Whether the catalog has the run's model, by name and width, and it is such a one."""
 
+    def test(run: Run) -> bool:
+        known = known_model(run.config)
+        return known is not None and fits(known)
 
-def _known_without_biases(run: Run) -> bool:
-    known = known_model(run.config)
-    return known is not None and not known.biases
+    return test
 
 
 def _layer(config: RunConfig, *, moe: bool) -> dict[str, Matrix] | None:
@@ -294,15 +296,10 @@ def _repeated_experts(config: RunConfig) -> float | None:
     return (met["experts"] + up) / (met["attention"] + met["experts"])
 
 
-def _is_hybrid(config: RunConfig) -> bool:
+def _is_hybrid(config: RunConfig, mtp_layers: int = 0) -> bool:
+    """Whether the model named has layers of several kinds, and so many of multi-token prediction."""
     known = named_model(config)
-    return known is not None and bool(known.layer_pattern)
-
-
-def _predicts_tokens(config: RunConfig) -> bool:
-    """Whether a hybrid has layers of multi-token prediction."""
-    known = named_model(config)
-    return known is not None and _is_hybrid(config) and known.mtp_layers > 0
+    return known is not None and bool(known.layer_pattern) and known.mtp_layers >= mtp_layers
 
 
 def _stated_bucket(config: RunConfig) -> float | None:
@@ -335,9 +332,9 @@ FACTS: dict[str, Callable[[Run], bool]] = {
     "experts_repeated": lambda run: _repeated_experts(run.config) is not None,
     "hybrid": lambda run: _is_hybrid(run.config),
     "interleaves": interleaves,
-    "hybrid_predicting_tokens": lambda run: _predicts_tokens(run.config),
-    "known_without_biases": _known_without_biases,
-    "latent_attention": _latent_attention,
+    "hybrid_predicting_tokens": lambda run: _is_hybrid(run.config, mtp_layers=1),
+    "known_without_biases": _known(lambda model: not model.biases),
+    "latent_attention": _known(lambda model: model.latent_attention is not None),
     "one_expert_per_gpu": lambda run: run.config.n_experts == (run.config.ep or 1),
     "short_pipeline": _short_pipeline,
 }

@@ -63,15 +63,10 @@ def _cost(
     if own is not None and own.generation in ("", node.gpu.calibration):
         cal = own
     cal = cal.of_job(gpus)
+    heads, head_dim = shape["heads"], shape["head_dim"]
     model = Model(
-        name="attention",
-        layers=1,
-        hidden=shape["heads"] * shape["head_dim"],
-        heads=shape["heads"],
-        kv_heads=shape.get("kv_heads", shape["heads"]),
-        head_dim=shape["head_dim"],
-        ffn_hidden=shape["heads"] * shape["head_dim"],
-        vocab=1,
-    )
+        name="attention", layers=1, hidden=heads * head_dim, heads=heads, kv_heads=shape.get("kv_heads", heads),
+        head_dim=head_dim, ffn_hidden=heads * head_dim, vocab=1,
+    )  # fmt: skip
     fabric = FabricModel(catalog.cluster_of(node, gpus), cal.network)
     return AttentionCost(model, Layout(**layout), node.gpu, cal, fabric)

@@ -19,6 +19,7 @@ from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.records.longctx.attention import predicted_attention
 from hdpsim.experiments.records.longctx.rows import LongRow
 from hdpsim.experiments.records.longctx.systems import Document, Source, merged, source_of
+from hdpsim.experiments.records.machine import calibrated
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
@@ -169,11 +170,8 @@ class LongPredictor:
     def _document(self, source: Source, row: LongRow, own: Mapping[str, Any]) -> Document:
         """The scenario of a row."""
         document = merged(source.scenario, {"model": source.shape(row)}, own)
-        gpus, layout = (
-            row.whole("gpus") or source.gpus or row.needed("gpus"),
-            document.setdefault("layout", {}),
-        )
-        model = document["model"]
+        gpus = row.whole("gpus") or source.gpus or row.needed("gpus")
+        layout, model = document.setdefault("layout", {}), document["model"]
         if "ffn_of_hidden" in model:
             model["ffn_hidden"] = model.pop("ffn_of_hidden") * model["hidden"]
         if model.get("learned_positions") == "context":
@@ -200,10 +198,9 @@ class LongPredictor:
             layout.setdefault("rank_capacity", -(-context // layout["cp"]))
         if dataset in self._lengths:
             trace = str(self._lengths[dataset])
-            return {
-                **known,
-                **({"lengths": _first(trace, first, multiple, context)} if first else {"trace": trace}),
-            }
+            return known | (
+                {"lengths": _first(trace, first, multiple, context)} if first else {"trace": trace}
+            )
         if given is not None:
             return {**known, **_drawn(given, ranks * layout["tp"] * layout["pp"])}
         if "batch" in data:
@@ -227,9 +224,7 @@ class LongPredictor:
 
     def _played_anew(self, document: Document, source: Source, where: str) -> _Step:
         scenario = resolve_scenario(document, source=where)
-        setup, own = scenario.setup(), self._calibration
-        if own is not None and own.generation in ("", setup.cluster.gpu.calibration):
-            setup = replace(setup, calibration=own)
+        setup = calibrated(scenario.setup(), self._calibration)
         drawn: tuple[Ints, ...] = scenario.batches(source.skip + source.batches)[source.skip :]
         results = [simulate_step(setup, lengths) for lengths in drawn]
         seconds, cut = [result.step_s for result in results], int(TRIMMED * len(results))
@@ -266,9 +261,5 @@ def _drawn(given: Mapping[str, Any], gpus: int) -> Document:
 
 
 def _words(choice: Mapping[str, Any]) -> str:
-    flat = [
-        f"{name}={value}"
-        for keys in choice.values()
-        for name, value in (keys.items() if isinstance(keys, Mapping) else ())
-    ]
-    return " ".join(flat)
+    sections = (keys for keys in choice.values() if isinstance(keys, Mapping))
+    return " ".join(f"{name}={value}" for keys in sections for name, value in keys.items())

@@ -118,10 +118,9 @@ def _check_numbers(row: LongRow) -> None:
     for column, kind in _WHOLE.items():
         allowed = RANGES[kind]
         text, value = row.text(column), _as_written(row.text(column))
-        if value is None:
-            continue
-        number: object = int(value) if math.isfinite(value) and value == int(value) else text
-        if not allowed.holds(number):
+        whole = value is not None and math.isfinite(value) and value == int(value)
+        number: object = int(value or 0) if whole else text
+        if value is not None and not allowed.holds(number):
             raise UserInputError(f"{row.where}: {column}: {allowed.complaint(number)}; empty: not stated")
     value, metric = _as_written(row.text("measured")), row.text("metric")
     if value is None:
@@ -134,11 +133,8 @@ def _check_numbers(row: LongRow) -> None:
 def _measured_complaint(metric: str, value: float, text: str) -> str:
     """What is wrong with a measured number of that metric; empty: nothing."""
     if metric == VERDICT:
-        return (
-            ""
-            if value in (0.0, 1.0)
-            else f"{metric} must be 1 (it ran) or 0 (it did not), got {quoted(text)}"
-        )
+        words = f"{metric} must be 1 (it ran) or 0 (it did not), got {quoted(text)}"
+        return "" if value in (0.0, 1.0) else words
     kind = next((kind for begins, kind in _MEASURED if metric.startswith(begins)), None)
     if kind is None:
         return "" if math.isfinite(value) else f"{metric} must be a number, got {quoted(text)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -39,7 +39,7 @@ class System:
     datasets: str = ""
     name: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
-    scenario: Mapping[str, Any]
+    scenario: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     choices: Sequence[Mapping[str, Any]] = ({},)
     refused: str = ""
@@ -73,12 +73,12 @@ class Source:
     name: str
     source: str
     shapes: tuple[str, ...]
-    nodes: Mapping[str, Any]
-    gpus: int
-    sequences: int
-    skip: int
-    batches: int
-    scenario: Mapping[str, Any]
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 0
+    sequences: int = 1
+    skip: int = 0
+    batches: int = 1
+    scenario: Mapping[str, Any] = field(default_factory=dict)
     systems: tuple[System, ...]
 
     def system(self, row: LongRow) -> System:
@@ -153,15 +153,6 @@ def merged(*documents: Mapping[str, Any]) -> Document:
 
 
 def _source(document: Mapping[str, Any]) -> Source:
-    return Source(
-        name=document["name"],
-        source=document["source"],
-        shapes=tuple(document["shapes"]),
-        nodes=document.get("nodes", {}),
-        gpus=document.get("gpus", 0),
-        sequences=document.get("sequences", 1),
-        skip=document.get("skip", 0),
-        batches=document.get("batches", 1),
-        scenario=document.get("scenario", {}),
-        systems=tuple(System(**{"scenario": {}, **system}) for system in document["systems"]),
-    )
+    known = {item.name: document[item.name] for item in fields(Source) if item.name in document}
+    systems = tuple(System(**system) for system in document["systems"])
+    return Source(**{**known, "shapes": tuple(document["shapes"]), "systems": systems})
