@@ -174,7 +174,7 @@ class Residuals:
         if not self.features:
             return Stretches(new=1.0, known={})
         known = {source: self._pooled(source, self.quality) for source in np.unique(self.sources).tolist()}
-        new = weighted_level(self.needed(self.sources), self.quality / self._of_source)
+        new = weighted_level(self.needed_new, self.quality / self._of_source)
         return Stretches(new=max(new, weighted_level(self.needed_alone, self.quality)), known=known)
 
     def _pooled(self, source: str, quality: Floats) -> float:
@@ -197,6 +197,11 @@ class Residuals:
     def needed_alone(self) -> Floats:
         """What each record needs where the records of its configuration are left out."""
         return self.needed(self.keys)
+
+    @cached_property
+    def needed_new(self) -> Floats:
+        """The same where all records of its source are left out."""
+        return self.needed(self.sources)
 
     def needed(self, groups: NDArray[np.str_]) -> Floats:
         """The factor on its half width with which each record lies in the band that leaves out its whole group."""
@@ -235,31 +240,26 @@ class Residuals:
         )
         if same_run.all():
             return band
-        span = band_words(band.low, band.high)
-        about = f"; {self.about}" if self.about else ""
         if band.alike:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
-            return replace(
-                band, note=f"{span}; {_likeness(band, fitted, features.generation)}{stranger}{about}"
-            )
-        differences = differences_in_words(
-            features, self.features[int(np.where(same_run, np.inf, distance).argmin())]
-        )
-        return replace(
-            band, note=f"{span}; no validated run is like this one: the nearest has {differences}{about}"
-        )
+            like = f"{_likeness(band, fitted, features.generation)}{stranger}"
+        else:
+            closest = self.features[int(np.where(same_run, np.inf, distance).argmin())]
+            differences = differences_in_words(features, closest)
+            like = f"no validated run is like this one: the nearest has {differences}"
+        about = f"; {self.about}" if self.about else ""
+        return replace(band, note=f"{band_words(band.low, band.high)}; {like}{about}")
 
     def coverage(self, by: str = "configuration") -> float:
         """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        if by == "source":
-            inside = self.needed(self.sources) <= self.stretches.new * (1 + 1e-12)
-        else:
-            stretch = [
-                self.stretch(source, self.keys == key, self.distances(features))
-                for source, key, features in zip(self.sources, self.keys, self.features, strict=True)
-            ]
-            inside = self.needed_alone <= np.array(stretch) * (1 + 1e-12)
+        of_source = by == "source"
+        groups, needed = (self.sources, self.needed_new) if of_source else (self.keys, self.needed_alone)
+        stretch = [
+            self.stretch("" if of_source else source, groups == group, self.distances(features))
+            for source, group, features in zip(self.sources, groups, self.features, strict=True)
+        ]
+        inside = needed <= np.array(stretch) * (1 + 1e-12)
         return float((inside * self.quality).sum() / self.quality.sum())
 
 

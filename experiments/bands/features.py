@@ -141,12 +141,9 @@ def differences_in_words(own: Features, other: Features) -> str:
 
     Sizes count when they are more than half their scale apart.
     """
+    sizes = {name: abs(log2(getattr(own, name)) - log2(getattr(other, name))) for name in CONTINUOUS}
     names = [name for name in DISCRETE if getattr(own, name) != getattr(other, name)]
-    names += [
-        name
-        for name, scale in CONTINUOUS.items()
-        if abs(log2(getattr(own, name)) - log2(getattr(other, name))) > scale / 2
-    ]
+    names += [name for name, doublings in sizes.items() if doublings > CONTINUOUS[name] / 2]
     parts = (f"{_WORDS[name](getattr(other, name))} instead of {_instead(own, name)}" for name in names)
     return ", ".join(parts) or "many little differences"
 
@@ -156,11 +153,9 @@ def _instead(own: Features, name: str) -> str:
     value = getattr(own, name)
     if name in ("generation", "gpu", "strategy", "tp", "pp", "cp", "ep"):
         return str(value)
-    return (
-        f"{value:,}"
-        if name in ("gpus", "sequence_tokens")
-        else _WORDS[name](value).removesuffix(" parameters")
-    )
+    if name in ("gpus", "sequence_tokens"):
+        return f"{value:,}"
+    return _WORDS[name](value).removesuffix(" parameters")
 
 
 def configuration_key(setup: Setup, sequences: int, sequence_tokens: int, micro_batch_tokens: int) -> str:

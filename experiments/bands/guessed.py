@@ -36,8 +36,8 @@ class GuessedResiduals(Residuals):
     ) -> None:
         """*needed_alone*, *needed_new*: what every row needs; None: found, which takes seconds for a thousand rows."""
         super().__init__(rows, Stretches(new=1.0, known={}))
-        self.alone = self.needed(self.keys) if needed_alone is None else needed_alone
-        self.new = self.needed(self.sources) if needed_new is None else needed_new
+        if needed_alone is not None and needed_new is not None:
+            self.needed_alone, self.needed_new = needed_alone, needed_new
 
     def stretch(self, source: str, left_out: Bools, distance: Floats) -> float:
         """What runs like this one need, whoever measured it."""
@@ -47,14 +47,4 @@ class GuessedResiduals(Residuals):
             return 1.0
         of_sources = weight / self._of_source
         weights = (np.exp(-distance / LOCAL) * weight, NEW * of_sources / of_sources.sum())
-        return weighted_level(np.concatenate((self.alone, self.new)), np.concatenate(weights))
-
-    def coverage(self, by: str = "configuration") -> float:
-        """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        groups, needed = (self.sources, self.new) if by == "source" else (self.keys, self.alone)
-        stretch = [
-            self.stretch("", groups == group, self.distances(features))
-            for group, features in zip(groups, self.features, strict=True)
-        ]
-        inside = needed <= np.array(stretch) * (1 + 1e-12)
-        return float((inside * self.quality).sum() / self.quality.sum())
+        return weighted_level(np.concatenate((self.needed_alone, self.needed_new)), np.concatenate(weights))

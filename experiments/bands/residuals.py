@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches
+from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches, band_words
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
 from hdpsim.experiments.bands.guessed import GuessedResiduals
 from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
@@ -98,7 +98,7 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     names = [field.name for field in fields(Features)]
     writer.writerow(["source", "key", "complete", "guessed", *names, "log_error", "needed", "needed_new"])
     needed = [("", "")] * len(stated)
-    needed += [(f"{a:.4f}", f"{n:.4f}") for a, n in zip(judged.alone, judged.new, strict=True)]
+    needed += [(f"{a:.4f}", f"{n:.4f}") for a, n in zip(judged.needed_alone, judged.needed_new, strict=True)]
     for row, of_row in zip((*stated, *guessed), needed, strict=True):
         features = asdict(row.features).values()
         writer.writerow(
@@ -171,10 +171,7 @@ def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
     if len(bands) == 1:
         return bands[0]
     low, high = min(band.low for band in bands), max(band.high for band in bands)
-    note = (
-        f"true step {100 * (low - 1):+.0f} to {100 * (high - 1):+.0f} % of the predicted one (P10-P90): the bands of "
-        "its kinds of nodes together; no validated run mixes nodes"
-    )
+    note = f"{band_words(low, high)}: the bands of its kinds of nodes together; no validated run mixes nodes"
     return replace(bands[0], low=low, high=high, alike=0, sources=(), in_sample=0, note=note)
 
 

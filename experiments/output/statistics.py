@@ -61,16 +61,10 @@ def estimate(values: Sequence[float], *, independent: bool = True) -> Estimate:
     Ignored: the interval, where the values are not *independent* (the same data again).
     Source: Student, Biometrika 6(1), 1908.
     """
-    count = len(values)
-    half_width = None
-    if independent and count >= FEWEST:
-        half_width = _half_width(values)
+    half_width = _half_width(values) if independent and len(values) >= FEWEST else None
+    lowest, highest = float(min(values)), float(max(values))
     return Estimate(
-        mean=float(np.mean(values)),
-        half_width=half_width,
-        lowest=float(min(values)),
-        highest=float(max(values)),
-        count=count,
+        mean=float(np.mean(values)), half_width=half_width, lowest=lowest, highest=highest, count=len(values)
     )
 
 

@@ -124,19 +124,16 @@ class DataUse:
     @property
     def lines(self) -> tuple[str, ...]:
         """Sentences for the reader; none when there is nothing to say."""
-        found = [self.long.line] if self.long.line else []
+        repeated = ""
         if self.repeated and self.round_tokens:
-            amount = large_amount(self.round_tokens)
+            how = f"{self.rounds:.1f} times over {self.batches} batches"
             if self.rounds_per_batch > 1.0:
-                how = f"repeated: {self.rounds_per_batch:.1f} times per batch"
-            else:
-                how = f"repeated: {self.rounds:.1f} times over {self.batches} batches"
-            found.insert(
-                0,
-                f"Data {how}: {self.source} holds {amount} tokens. Batches share sequences, so there is no "
-                f"confidence interval; ranges show what the simulated batches span.",
+                how = f"{self.rounds_per_batch:.1f} times per batch"
+            repeated = (
+                f"Data repeated: {how}: {self.source} holds {large_amount(self.round_tokens)} tokens. Batches share "
+                "sequences, so there is no confidence interval; ranges show what the simulated batches span."
             )
-        return tuple(found)
+        return tuple(filter(None, (repeated, self.long.line)))
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""
@@ -160,7 +157,7 @@ class Drawn:
     use: DataUse
 
 
-def round_tokens(
+def _round_tokens(
     source: Trace | Distribution | RepeatedLengths, context_tokens: int, policy: LongSequencePolicy
 ) -> int | None:
     """Tokens that one round through a trace gives; None of what has no end."""
@@ -190,6 +187,6 @@ def data_use(
         source=name,
         batches=len(batches),
         tokens=sum(batch.tokens for batch in batches),
-        round_tokens=round_tokens(source, context_tokens, policy),
+        round_tokens=_round_tokens(source, context_tokens, policy),
         long=LongSequences.of(batches, context_tokens, policy),
     )

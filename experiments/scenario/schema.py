@@ -214,35 +214,25 @@ def check_together(values: Mapping[str, object], problems: Problems) -> None:
             problems.add("data.trace", f"give one of data.trace, data.distribution and data.lengths; {what}")
     drawn = values.get("data.distribution") is not None or values.get("data.trace") in shipped_distributions()
     if drawn and values.get("data.seed", 0) is None:
-        problems.add(
-            "data.seed", "lengths drawn from a distribution need a seed, a whole number of at least 0"
-        )
+        words = "lengths drawn from a distribution need a seed, a whole number of at least 0"
+        problems.add("data.seed", words)
     batch, context = values.get("data.batch"), values.get("data.context")
-    if (
-        isinstance(batch, Batch)
-        and batch.tokens is not None
-        and isinstance(context, int)
-        and context > batch.tokens
-    ):
-        problems.add(
-            "data.context", f"{context} tokens are more than the whole batch ({batch.tokens} tokens)"
-        )
+    batch_tokens = batch.tokens if isinstance(batch, Batch) else None
+    if batch_tokens is not None and isinstance(context, int) and context > batch_tokens:
+        words = f"{context} tokens are more than the whole batch ({batch_tokens} tokens)"
+        problems.add("data.context", words)
     lengths = values.get("data.lengths")
     if isinstance(lengths, tuple) and isinstance(context, int) and max(lengths) > context:
-        problems.add(
-            "data.lengths",
-            f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens",
-        )
+        words = f"a sequence of {max(lengths)} tokens is longer than data.context, {context} tokens"
+        problems.add("data.lengths", words)
     schedule, vpp, pp = (values.get(f"layout.{key}") for key in ("schedule", "vpp", "pp"))
     if schedule == "interleaved" and vpp == 1:
-        problems.add(
-            "layout.schedule", "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
-        )
+        words = "interleaved needs vpp of at least 2 (model chunks per stage); vpp is 1"
+        problems.add("layout.schedule", words)
     if schedule == "1f1b" and isinstance(vpp, int) and vpp > 1:
         also = " (or zb-v)" if vpp == 2 else ""
-        problems.add(
-            "layout.vpp", f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
-        )
+        words = f"vpp = {vpp} needs schedule: interleaved{also}; 1f1b has one chunk per stage"
+        problems.add("layout.vpp", words)
     if schedule == "interleaved" and pp == 1:
         problems.add("layout.schedule", "interleaved needs pp of at least 2; pp is 1")
 

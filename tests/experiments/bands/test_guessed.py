@@ -54,7 +54,7 @@ def test_what_runs_like_it_need_decides_and_what_sources_need_far_from_all() -> 
     near, far = (residuals.stretch("", nobody, residuals.distances(run)) for run in (RUN, FAR))
     assert near < far
     lonely = residuals.stretch("", nobody, np.full(len(rows), 50.0))
-    of_sources = np.sort(residuals.new)
+    of_sources = np.sort(residuals.needed_new)
     assert lonely == pytest.approx(of_sources[np.searchsorted(np.arange(1, 121) / 120, TARGET)])
     # Whoever asks is no source that is known: the name changes nothing, and nobody sees what is left out.
     assert residuals.stretch("lab", nobody, residuals.distances(RUN)) == near
@@ -73,7 +73,7 @@ def test_the_file_keeps_both_and_what_guessed_rows_need(tmp_path, monkeypatch) -
         sorted([*guessed, *(replace(row, guessed=True) for row in paper)], key=lambda r: (r.source, r.key))
     )
     assert sorted(again.sources.tolist()) == ["lab"] * 6 + ["megascale"] * 2
-    assert again.alone == pytest.approx(fresh.alone, abs=1e-3)
+    assert again.needed_alone == pytest.approx(fresh.needed_alone, abs=1e-3)
     assert again.band(RUN).low == pytest.approx(fresh.band(RUN).low, rel=1e-3)
 
 
