@@ -56,24 +56,17 @@ class Features:
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
         """From the cells of a CSV row; a feature that an older file does not have keeps its default."""
-        kinds = _kinds()
-        return cls(
-            **{
-                field.name: _parsed(cells[field.name], kinds[field.name])
-                for field in fields(cls)
-                if field.name in cells or field.default is MISSING
-            }
-        )
+        names = (field.name for field in fields(cls) if field.name in cells or field.default is MISSING)
+        return cls(**{name: _PARSED[_kinds()[name]](cells[name]) for name in names})
+
+
+_PARSED: dict[type, Callable[[str], Any]] = {bool: "True".__eq__, int: int, float: float, str: str}
 
 
 @cache
 def _kinds() -> dict[str, Any]:
     """The types of the features: working them out takes longer than reading a row."""
     return get_type_hints(Features)
-
-
-def _parsed(text: str, kind: type) -> Any:
-    return text == "True" if kind is bool else kind(text)
 
 
 DISCRETE = {

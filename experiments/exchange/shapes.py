@@ -43,17 +43,14 @@ def read_model(
     """
     facts = read.facts
     if complete and base is None and "run.ffn" not in facts and "model.hidden" in facts:
-        usual = _usual_width(read.whole("model.hidden"), bool(facts.get("model.gated_mlp")))
-        read.set("run.ffn", usual, "default")
+        width = 4 * read.whole("model.hidden")
+        gated = int(width * 2 / 3 / _GATED_WIDTH) * _GATED_WIDTH
+        read.set("run.ffn", gated if facts.get("model.gated_mlp") else width, "default")
     known = _described(read, where)
     if base is not None:
         _check_same(base, known, read, where)
     missing = [name for name in _NEEDED if name not in known]
     return (None, missing) if missing else (known, [])
-
-
-def _usual_width(hidden: int, gated: bool) -> int:
-    return int(4 * hidden * 2 / 3 / _GATED_WIDTH) * _GATED_WIDTH if gated else 4 * hidden
 
 
 def _described(read: Read, where: str) -> dict[str, Any]:

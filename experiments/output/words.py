@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hdpsim.cost_models.reading.units import parse_quantity
@@ -28,11 +29,6 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next(((unit, size) for unit, size, least in _CLOCK if abs(seconds) >= least * size), ("s", 1.0))
 
 
-def _digits(value: float) -> int:
-    """Decimals that leave two significant digits, and none of what has more."""
-    return 1 if abs(value) < 9.95 else 0
-
-
 def duration(seconds: float) -> str:
     """A long time, with the two digits that matter.
 
@@ -43,7 +39,9 @@ def duration(seconds: float) -> str:
     value = seconds / size
     if unit == "s" and abs(value) < 1.0:
         return f"{value:.2g} s"
-    return f"{value:,.{_digits(value)}f} {unit}"
+    return (
+        f"{value:,.{1 if abs(value) < 9.95 else 0}f} {unit}"  # two significant digits; more have no decimals
+    )
 
 
 def with_duration(value: Estimate) -> str:
@@ -62,11 +60,7 @@ def span(seconds: float) -> str:
     ('1 s', '1 min 15 s', '1 h 6 min', '2 d 7 h')
     """
     rounded_s = max(1, round(seconds))
-    for (unit, size), (smaller, part) in (
-        (("d", 86400), ("h", 3600)),
-        (("h", 3600), ("min", 60)),
-        (("min", 60), ("s", 1)),
-    ):
+    for (unit, size), (smaller, part) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
         if rounded_s >= size:
             rest = rounded_s % size // part
             return f"{rounded_s // size} {unit}" + (f" {rest} {smaller}" if rest else "")

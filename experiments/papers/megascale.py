@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.arrays import Ints
@@ -117,8 +118,7 @@ def _scaling_job(gpus: int, system: str) -> StepJob:
 
 
 def _scaling_jobs(batches: int) -> Iterator[StepJob]:
-    for gpus in PUBLISHED["weak_scaling"]["gpus"]:
-        yield from (_scaling_job(gpus, system) for system in SYSTEMS)
+    return starmap(_scaling_job, product(PUBLISHED["weak_scaling"]["gpus"], SYSTEMS))
 
 
 def weak_scaling(results: Results) -> Part:

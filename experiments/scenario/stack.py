@@ -21,6 +21,7 @@ from hdpsim.experiments.software.choice import (
 from hdpsim.experiments.software.rules import Setting, switches
 from hdpsim.simulator.settings import FIELDS
 
+_CHANGES_NOTHING = "changes nothing: the scenario writes every key that it sets"
 _DECIDED_SECTIONS = ("layout", "memory")
 _SHAPES_OF_A_RUN = frozenset({"recompute", "shard_ranks", "embedding_layers", "pipeline_layout"})
 """Keys that stacks set too, but that say how a run is cut, not what its software does."""
@@ -68,7 +69,7 @@ def decided_by_stack(
         notes=(
             *_memory_notes(settings),
             *software_notes(software, run),
-            *(() if settings else (_changes_nothing(values["software"]),)),
+            *(() if settings else (f"software = {values['software']} {_CHANGES_NOTHING}",)),
         ),
     )
 
@@ -96,10 +97,6 @@ def _memory_notes(settings: tuple[Setting, ...]) -> tuple[str, ...]:
     known = {item.name for item in fields(MemoryOverheads)}
     changed = [f"{setting.switch} {setting.value}" for setting in settings if setting.switch in known]
     return ("memory of the software: " + ", ".join(changed),) if changed else ()
-
-
-def _changes_nothing(software: str) -> str:
-    return f"software = {software} changes nothing: the scenario writes every key that it sets"
 
 
 @cache

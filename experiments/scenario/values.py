@@ -276,11 +276,6 @@ def quantity(dimension: str, *, zero: bool = False) -> Parser:
     )
 
 
-def dump_time(value: object) -> str:
-    """Seconds as text."""
-    return f"{plain_number(value)}s"
-
-
 def _dump_bandwidth(value: object) -> str:
     return f"{Decimal(repr(value)).scaleb(-9).normalize():f}GB/s"
 
@@ -307,6 +302,9 @@ class _Written(NamedTuple):
 def _in(unit: str) -> Callable[[object], str]:
     return lambda value: f"{plain_number(value)}{unit}"
 
+
+dump_time = _in("s")
+"""Seconds as text."""
 
 _QUANTITIES = {
     "time": _Written("a time", "30d", dump_time),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import cycle
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from .style import (
     ACCOUNT_SHADES,
@@ -66,11 +66,8 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
         axes.set_yticks(range(len(seconds)), list(seconds))
         centre, reach = (len(seconds) - 1) / 2, max(len(seconds), 1.6) / 2
         axes.set_ylim(centre + reach, centre - reach)  # the first bar on top
-        axes.set(
-            xlim=(0, 1.12 * longest_s),
-            xlabel="seconds of one step (mean over GPUs)",
-            title="Where the time goes",
-        )
+        axes.set(xlim=(0, 1.12 * longest_s), xlabel="seconds of one step (mean over GPUs)")
+        axes.set_title("Where the time goes")
         _grouped_legend(axes, parts)
     return figure
 
@@ -99,22 +96,14 @@ def plot_rank_step_time(
             stack = {name: np.asarray(layers[name], dtype=np.float64) for name in names if name in layers}
             ranks = len(next(iter(stack.values())))
             nothing = np.zeros(ranks)
-            order = np.argsort(
-                -np.sum([stack[name] for name in stack if name in colours] or [nothing], axis=0),
-                kind="stable",
-            )
+            at_work = np.sum([nothing, *(stack[name] for name in stack if name in colours)], axis=0)
+            order = np.argsort(-at_work, kind="stable")
             edges = np.unique(np.linspace(0, ranks, min(ranks, _MAX_BINS) + 1).astype(np.int64))
             bottom = np.zeros(len(edges) - 1)
-            for name in [*(n for n in stack if n in colours), *(n for n in stack if n not in colours)]:
+            for name in sorted(stack, key=lambda name: name not in colours):  # waits on top
                 top = bottom + np.add.reduceat(stack[name][order], edges[:-1]) / np.diff(edges)
-                axes.stairs(
-                    top,
-                    edges,
-                    baseline=bottom,
-                    fill=True,
-                    color=colours.get(name, "#D2D2D2"),
-                    label=_LAYER_WORDS.get(name, readable_name(name)),
-                )
+                colour, label = colours.get(name, "#D2D2D2"), _LAYER_WORDS.get(name, readable_name(name))
+                axes.stairs(top, edges, baseline=bottom, fill=True, color=colour, label=label)
                 bottom = top
             compute = stack.get("compute", nothing)
             step_s = max(float(bottom.max()), 1e-300)
@@ -125,7 +114,9 @@ def plot_rank_step_time(
             axes.set(xlabel="ranks, least waiting first", xlim=(0, ranks))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             axes.set_ylim(bottom=0)
-            _mean_line(axes, compute)
+            axes.axhline(
+                float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute"
+            )
         panels[0].set_ylabel("seconds in one step")
         headed(figure, title)
         handles: dict[str, Artist] = {}
@@ -164,18 +155,11 @@ def _grouped_legend(axes: Axes, parts: Iterable[tuple[str, str, list[str], str]]
     from matplotlib.patches import Patch
 
     entries: list[Patch] = []
-    current = ""
-    for group, label, _, colour in parts:
-        if group != current:
-            entries.append(Patch(alpha=0, label=group.capitalize()))
-            current = group
-        entries.append(Patch(color=colour, label=label))
+    for group, members in groupby(parts, key=lambda part: part[0]):
+        entries.append(Patch(alpha=0, label=group.capitalize()))
+        entries += [Patch(color=colour, label=label) for _, label, _, colour in members]
     legend = axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.2)
     headings = {name.capitalize() for name in ACCOUNT_SHADES}
     for text in legend.get_texts():
         if text.get_text() in headings:
             text.set_fontweight("bold")
-
-
-def _mean_line(axes: Axes, compute: NDArray[np.float64]) -> None:
-    axes.axhline(float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute")
