@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration, CalibrationEntry
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import did_you_mean, quoted
+from hdpsim.yaml_loader import load_yaml
 
 NETWORK = "network."
 
@@ -47,49 +49,12 @@ class Constant:
         return self.high - self.low
 
 
-# Power is not among them: energies come from lasting kernels of one site each, which short ones of many would outvote.
-KERNEL_CONSTANTS = (
-    Constant(name="gemm_efficiency", low=0.35, high=0.98, decided_by="16-bit products of thousands of rows"),
-    Constant(name="fp8_gemm_efficiency", low=0.25, high=0.98, decided_by="8-bit products of thousands of rows"),
-    Constant(name="gemm_half_k", low=0.0, high=256.0, decided_by="products with inner dimensions of 128 to 4,096"),
-    Constant(name="weight_gradient_efficiency", low=0.7, high=1.0,
-             decided_by="weight gradients beside forward products of the same site"),
-    Constant(name="attention_forward_efficiency", low=0.2, high=0.95,
-             decided_by="flash attention forwards of 16K tokens"),
-    Constant(name="attention_backward_efficiency", low=0.2, high=0.95,
-             decided_by="flash attention backwards of 16K tokens"),
-)  # fmt: skip
-# Doubts. Rates: benchmarks against training (cold caches, other numbers in the matrices, clocks of a warm rack) differ
-# by 2 to 3 %, beside what sites differ by, which the kernels' own error holds. Host times: processors of these servers
-# differ by a tenth to a quarter in single-thread speed; steps, by what their loops log and check. Networks: what sites
-# measure on the same hardware.
-RUN_CONSTANTS = (
-    Constant(name="gemm_efficiency", low=0.35, high=0.98, doubt=0.015,
-             decided_by="bf16 runs of models of several billion parameters with large micro-batches"),
-    Constant(name="fp8_gemm_efficiency", low=0.25, high=0.98, doubt=0.02,
-             decided_by="fp8 runs of models of several billion parameters with large micro-batches"),
-    Constant(name="attention_forward_efficiency", low=0.2, high=0.95, doubt=0.02,
-             decided_by="runs of the same model with short (4K) and long (32K and more) sequences",
-             tied=("attention_backward_efficiency",)),
-    Constant(name="grouped_gemm_efficiency", low=0.3, high=1.0, doubt=0.1,
-             decided_by="mixture-of-experts runs beside dense ones"),
-    Constant(name="small_kernel_passes", low=0.5, high=6.0, doubt=0.5,
-             decided_by="runs of small models (hidden 4,096 and less) beside large ones"),
-    Constant(name="launch_s", low=0.0, high=1e-4, doubt=4e-06,
-             decided_by="runs with tiny micro-batches (a few hundred tokens a GPU)"),
-    Constant(name="overlap_slowdown", low=0.0, high=0.5, doubt=0.05,
-             decided_by="data-parallel and sharded (FSDP, ZeRO-3) runs on one and on many nodes"),
-    Constant(name="step_fixed_s", low=0.0, high=1.0, doubt=0.02,
-             decided_by="steps shorter than 2 s beside long ones"),
-    Constant(name="step_layer_s", low=0.0, high=0.01, doubt=0.0005,
-             decided_by="steps shorter than 2 s of models with few and with many layers a GPU"),
-    Constant(name="micro_batch_fixed_s", low=0.0, high=0.02, doubt=0.001,
-             decided_by="the same model with small and with large micro-batches"),
-    Constant(name="network.nvlink_efficiency", low=0.3, high=1.0, doubt=0.03,
-             decided_by="the same model with several tensor-parallel degrees inside a node"),
-    Constant(name="network.nic_efficiency", low=0.2, high=1.0, doubt=0.05,
-             decided_by="the same model on one and on many nodes, with sharded parameters"),
-)  # fmt: skip
+def _constants(kind: str) -> tuple[Constant, ...]:
+    rows = load_yaml(shipped("experiments/calibration/data/constants.yaml"))[kind]
+    return tuple(Constant(**{**row, "tied": tuple(row.get("tied", ()))}) for row in rows)
+
+
+KERNEL_CONSTANTS, RUN_CONSTANTS = _constants("kernels"), _constants("runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

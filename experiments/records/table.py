@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,24 +106,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(Task), "zero_stage": get_args(Sharding), "recompute": get_args(Recompute),
     "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
 }  # fmt: skip
-_SPELLINGS = {
-    "precision": {
-        "bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "amp": "fp16", "16mixed": "fp16",
-        "fp16mixed": "fp16", "fp8e4m3": "fp8", "fp8hybrid": "fp8", "fp8cs": "fp8", "fp8ds": "fp8", "fp8sc": "fp8",
-        "fp8tensorwise": "fp8", "fp8rowwise": "fp8", "fp8blockwise": "fp8", "fp8currentscaling": "fp8",
-        "fp8delayedscaling": "fp8", "fp8blockscaling": "fp8", "float8": "fp8", "fp8mx": "mxfp8", "fp4": "nvfp4",
-        "float32": "fp32", "single": "fp32",
-    },
-    "zero_stage": {
-        "ddp": "none", "no": "none", "fsdp1": "fsdp", "fsdp2": "fsdp", "megatronfsdp": "fsdp", "fullshard": "fsdp",
-        "hybridshard": "hsdp", "shardgradop": "zero2", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
-        "zero3": "zero3", "distributedoptimizer": "zero1",
-    },
-    "recompute": {"false": "none", "no": "none", "true": "full", "yes": "full", "block": "full", "uniform": "full",
-                  "attn": "selective", "coreattn": "selective"},
-    "task": {"pretraining": "pretrain", "finetune": "sft", "finetuning": "sft", "peft": "lora"},
-}  # fmt: skip
-"""Other spellings of a choice, without hyphens and blanks."""
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig))
 
@@ -130,6 +113,16 @@ _CONFIG = tuple(field.name for field in fields(RunConfig))
 def shipped_records() -> Path:
     """The project's own copy of the curated runs."""
     return shipped("experiments/data/records/runs.csv")
+
+
+@cache
+def _spellings() -> dict[str, dict[str, str]]:
+    """Other spellings of a choice: column -> spelling without hyphens and blanks -> the word."""
+    columns = load_yaml(shipped("experiments/data/records/spellings.yaml"))
+    return {
+        column: {other: word for word, others in words.items() for other in others}
+        for column, words in columns.items()
+    }
 
 
 def template() -> str:
@@ -236,7 +229,7 @@ def _choice(where: str, column: str, text: str) -> str:
     value = text.lower()
     if column == "zero_stage":
         value = _ZERO_NUMBERS.get(value.removesuffix(".0"), value)
-    value = _SPELLINGS.get(column, {}).get(re.sub(r"[-_ ]", "", value), value)
+    value = _spellings().get(column, {}).get(re.sub(r"[-_ ]", "", value), value)
     known = _CHOICES[column]
     if value not in known:
         raise UserInputError(

@@ -81,7 +81,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(*arguments: str) -> str:
     done = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.mark.parametrize(
