@@ -47,9 +47,6 @@ class Benchmark:
             UserInputError: columns that are missing or make no sense.
         """
         mode, tp = self.modes[step.columns["mode"]], step.whole_number("tp_size")
-        shared = {
-            name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in self.scenario.items()
-        }
         layout: dict[str, Any] = {"tp": tp, "rank_capacity": sum(step.lengths)}
         if "cp_kind" in mode:
             layout["cp_kind"] = mode["cp_kind"]
@@ -57,16 +54,12 @@ class Benchmark:
             layout |= self.unsized.get(step.columns["mode"], {})
         longest = max(step.lengths)
         return {
-            **shared,
+            **self.scenario,
             "model": self._model(step),
-            "cluster": {**shared["cluster"], "gpus": tp * step.whole_number("dp_size") * self._degree(step)},
+            "cluster": {**self.scenario["cluster"], "gpus": tp * step.whole_number("dp_size") * self._degree(step)},
             "layout": layout,
             "data": {"lengths": [longest], "batch": "1 sequences", "context": longest},
         }
-
-    def layers(self, step: MeasuredStep) -> int:
-        """Layers of the model as it was measured."""
-        return step.whole_number("num_layers")
 
     def packs(self, step: MeasuredStep) -> tuple[Ints, int]:
         """For every document the number of its micro-batch, and the ranks that share each.
@@ -81,9 +74,8 @@ class Benchmark:
         match packing:
             case "joined":
                 if len(step.packs) != 2 * replicas:
-                    raise InfeasibleError(
-                        f"{len(step.packs)} packs are not two for each of dp_size = {replicas} ranks"
-                    )
+                    words = f"packs are not two for each of dp_size = {replicas} ranks"
+                    raise InfeasibleError(f"{len(step.packs)} {words}")
                 return given % replicas, 1
             case "one":
                 return np.zeros_like(given), replicas

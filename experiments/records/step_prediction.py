@@ -72,7 +72,7 @@ class StepPredictor:
         if benchmark is None:
             return self._own(step)
         document = benchmark.document(step)
-        layers = benchmark.layers(step)
+        layers = step.whole_number("num_layers")
         found = StepPrediction(
             strategy=benchmark.settings(step),
             machine=f"{document['model']} of {layers} layers on {document['cluster']['gpus']} GPUs",

@@ -17,7 +17,6 @@ from hdpsim.experiments.software.rules import Setting, fields_set, settable, wor
 from hdpsim.experiments.software.run import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
-_WINDOWS = ("sliding_window", "full_attention_every", "chunked_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ def switches_of(run: Run) -> Switches:
     ]
     model = {setting.switch: setting.value for setting in settings if setting.switch in of_model}
     not_modelled = words_of(run, "not_modelled")
-    if "sliding_window" not in model and re.search(r"sliding|window", f"{config.notes} {config.attention}"):
+    if "sliding_window" not in model and _mentions_windows(config):
         not_modelled += ("sliding-window attention in some layers: every layer attends to all",)
     return Switches(
         layout={setting.switch: setting.value for setting in settings if setting.switch in of_layout},
@@ -95,33 +94,34 @@ def _embedding_layers(config: RunConfig) -> Setting | None:
     more = 2 + int(str(prediction.value)) if prediction else 2
     if chunks == 1 or config.layers is None or config.layers % chunks == 0 or (config.layers + more) % chunks:
         return None
-    return Setting(
-        switch="embedding_layers", value=True, words="embedding and head counted as layers of the pipeline"
-    )
+    words = "embedding and head counted as layers of the pipeline"
+    return Setting(switch="embedding_layers", value=True, words=words)
 
 
 def _of_the_model(config: RunConfig) -> Iterator[Setting | None]:
     """Fields of Model that records have no column for, from the catalog's model of that name and width."""
-    for switch in _WINDOWS:
-        yield _window(config, switch)
+    yield from _windows(config)
     yield _prediction_layers(config)
     for switch in (*_OF_THE_CATALOG, "scaled_rotary"):
         yield _of_the_catalog(config, switch)
 
 
-def _window(config: RunConfig, switch: str) -> Setting | None:
+def _windows(config: RunConfig) -> Iterator[Setting]:
     """A stated chunk counts as it is; of windows that are only mentioned the catalog's model knows the width."""
-    chunk = re.search(r"(?i)chunked attention (\d+)", config.notes)
+    chunk, known = re.search(r"(?i)chunked attention (\d+)", config.notes), known_model(config)
     if chunk:
-        stated: dict[str, object] = {"sliding_window": int(chunk[1]), "chunked_attention": True}
-        return Setting(switch=switch, value=stated[switch]) if switch in stated else None
-    if not re.search(r"sliding|window", f"{config.notes} {config.attention}"):
-        return None
-    known = known_model(config)
-    if known is None or known.sliding_window is None:
-        return None
-    words = f"attention windows of {known.name}" if switch == "sliding_window" else ""
-    return Setting(switch=switch, value=getattr(known, switch), words=words)
+        yield Setting(switch="sliding_window", value=int(chunk[1]))
+        yield Setting(switch="chunked_attention", value=True)
+    elif _mentions_windows(config) and known is not None and known.sliding_window is not None:
+        yield Setting(
+            switch="sliding_window", value=known.sliding_window, words=f"attention windows of {known.name}"
+        )
+        for switch in ("full_attention_every", "chunked_attention"):
+            yield Setting(switch=switch, value=getattr(known, switch))
+
+
+def _mentions_windows(config: RunConfig) -> bool:
+    return re.search(r"sliding|window", f"{config.notes} {config.attention}") is not None
 
 
 def _of_the_catalog(config: RunConfig, switch: str) -> Setting | None:
