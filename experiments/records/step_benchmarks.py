@@ -52,11 +52,11 @@ class Benchmark:
             layout["cp_kind"] = mode["cp_kind"]
         if step.columns.get("batch_size") is None:
             layout |= self.unsized.get(step.columns["mode"], {})
-        longest = max(step.lengths)
+        longest, gpus = max(step.lengths), tp * step.whole_number("dp_size") * self._degree(step)
         return {
             **self.scenario,
             "model": self._model(step),
-            "cluster": {**self.scenario["cluster"], "gpus": tp * step.whole_number("dp_size") * self._degree(step)},
+            "cluster": {**self.scenario["cluster"], "gpus": gpus},
             "layout": layout,
             "data": {"lengths": [longest], "batch": "1 sequences", "context": longest},
         }
