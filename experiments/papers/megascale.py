@@ -247,14 +247,11 @@ def campaigns(results: Results) -> Part:
     rows: list[FigureRow] = []
     for entry in PUBLISHED["campaigns"]:
         published = ("effective_above", "restarts", "restarts_above", "unplanned")
-        rows.append(
-            {
-                "name": entry["name"],
-                "scenario": entry["scenario"],
-                **results.outcomes[CampaignJob(scenario=entry["scenario"])],
-                **{f"paper_{name}": entry.get(name) for name in published},
-            }
-        )
+        row: dict[str, Any] = {"name": entry["name"], "scenario": entry["scenario"]}
+        for name, amount in results.outcomes[CampaignJob(scenario=entry["scenario"])].items():
+            row[name] = amount
+            row |= {f"paper_{said}": entry.get(said) for said in published if said.startswith(name)}
+        rows.append(row)
 
     def restarts(row: FigureRow) -> Any:
         above = row["paper_restarts_above"]

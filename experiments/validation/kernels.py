@@ -171,8 +171,8 @@ def group_errors(rows: Sequence[KernelRow], *keys: str) -> list[dict[str, Any]]:
     groups = grouped(judged, lambda row: tuple(getattr(row, key) for key in keys))
     found = []
     for group, members in sorted(groups.items()):
-        summary = error_summary(row.error for row in members)
-        figures = {name: summary[name] for name in ("count", "median_abs_error", "p90_abs_error")}
-        middle = median(row.error for row in members if row.error is not None)
-        found.append({**dict(zip(keys, group, strict=True)), **figures, "median_error": middle})
+        errors = [row.error for row in members if row.error is not None]
+        summary = {**error_summary(errors), "median_error": median(errors)}
+        figures = ("count", "median_abs_error", "median_error", "p90_abs_error")
+        found.append({**dict(zip(keys, group, strict=True)), **{name: summary[name] for name in figures}})
     return found
