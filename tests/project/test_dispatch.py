@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,17 @@ def literals(tree: ast.Module) -> Iterator[frozenset[str]]:
             yield frozenset(inside if isinstance(inside, tuple) else (inside,))
 
 
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-WORDS = {
-    words for tree in TREES.values() for words in literals(tree) if all(isinstance(w, str) for w in words)
-}
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def kinds() -> frozenset[frozenset[str]]:
+    trees = map(tree_of, FILES)
+    return frozenset(
+        words for tree in trees for words in literals(tree) if all(isinstance(w, str) for w in words)
+    )
 
 
 def asked(test: ast.expr) -> tuple[str, frozenset[str]] | None:
@@ -95,15 +103,15 @@ def fall_throughs(tree: ast.Module) -> Iterator[str]:
         for found in (choice for body in bodies(function) for choice in choices(body)):
             for subject, asked_for in found.items():
                 words = frozenset[str]().union(*asked_for)
-                kinds = [kind for kind in WORDS if len(asked_for) > 1 and words <= kind]
-                if kinds and all(kind - words for kind in kinds) and f"assert_never({subject})" not in text:
-                    left = sorted(min(kinds, key=len) - words)
+                wider = [kind for kind in kinds() if len(asked_for) > 1 and words <= kind]
+                if wider and all(kind - words for kind in wider) and f"assert_never({subject})" not in text:
+                    left = sorted(min(wider, key=len) - words)
                     yield f"{function.name}, line {function.lineno}: {subject} may also be {left}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_choice_between_words_ends_in_a_fall_through(path: Path) -> None:
-    assert list(fall_throughs(TREES[path])) == []
+    assert list(fall_throughs(tree_of(path))) == []
 
 
 def test_the_check_sees_a_fall_through() -> None:
