@@ -17,6 +17,7 @@ def offsets_of(lengths: Ints) -> Ints:
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
     """Return the numbers starts[i] .. starts[i] + lengths[i] - 1 for every i, one after the other."""
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+    before: Ints = (starts - ends + lengths).repeat(lengths)
+    return np.arange(total, dtype=np.int64) + before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -44,13 +45,22 @@ _NO_KEYS = frozenset({"overheads", "spans", "record_links", "step", "replication
 def settings(setup: Setup) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (value, default) of everything that has a default."""
     return {
-        f"{section}.{key_name(field)}": (getattr(part, field.name), field.default)
+        key: (getattr(part, name), default)
         for section, homes in _HOMES.items()
         for home in homes
         for part in (_part(setup, home),)
+        for key, name, default in _with_defaults(section, part.__class__)
+    }
+
+
+@cache
+def _with_defaults(section: str, part: type) -> tuple[tuple[str, str, Any], ...]:
+    """Key, name and default of the fields that have one: those of a class never change."""
+    return tuple(
+        (f"{section}.{key_name(field)}", field.name, field.default)
         for field in fields(part)
         if field.default is not MISSING and field.name not in _NO_KEYS
-    }
+    )
 
 
 def key_name(field: Field[Any]) -> str:

@@ -370,9 +370,10 @@ def _spares(given: int | None, mean_away: float) -> int:
     """
     if given is not None:
         return given
-    from scipy.stats import poisson
+    from scipy.special import pdtr, pdtrik
 
-    return int(poisson.ppf(SPARE_QUANTILE, mean_away))
+    enough = math.ceil(float(pdtrik(SPARE_QUANTILE, mean_away)))  # to within rounding: perhaps one too many
+    return enough - 1 if enough and pdtr(enough - 1, mean_away) >= SPARE_QUANTILE else enough
 
 
 def _closed_form(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from hdpsim.experiments.output.statistics import CONFIDENCE
+from hdpsim.experiments.output.statistics import t_quantile
 
 FEWEST_STEPS = 16
 """Below this an interval is shown, but nothing is decided by it."""
@@ -69,7 +69,7 @@ class RunningThroughput:
         ratio = self.tokens_per_s
         squares = math.fsum((t - ratio * s) ** 2 for t, s in zip(self._tokens, self._seconds, strict=True))
         mean_s = math.fsum(self._seconds) / groups
-        return _quantile(groups - 1) * math.sqrt(squares / (groups - 1) / groups) / mean_s
+        return t_quantile(groups - 1) * math.sqrt(squares / (groups - 1) / groups) / mean_s
 
     def relative_half_width(self) -> float | None:
         """The half width over R; None while nothing should be decided by it."""
@@ -77,15 +77,3 @@ class RunningThroughput:
             return None
         half = self.half_width()
         return None if half is None else half / self.tokens_per_s
-
-
-_QUANTILES: dict[int, float] = {}
-
-
-def _quantile(freedom: int) -> float:
-    """Student's t; scipy takes 50 us for what a run asks a million times."""
-    if freedom not in _QUANTILES:
-        from scipy.stats import t
-
-        _QUANTILES[freedom] = float(t.ppf(0.5 + CONFIDENCE / 2, freedom))
-    return _QUANTILES[freedom]

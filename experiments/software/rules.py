@@ -236,7 +236,7 @@ def _first(run: Run, switch: str) -> Setting | None:
 def _deciding(run: Run, switch: str) -> tuple[Rule, object, Captured] | None:
     """The first rule of a switch that holds, the value it gives and what it caught."""
     for rule in _by_switch().get(switch, ()):
-        if run.without & {rule.kind, f"{rule.stack}.{rule.switch}", rule.name}:
+        if run.without and run.without & {rule.kind, f"{rule.stack}.{rule.switch}", rule.name}:
             continue
         caught = rule.holds(run)
         if caught is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 Row = TypeVar("Row")
 Key = TypeVar("Key")
@@ -35,14 +36,19 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Spearman's rank correlation of pairs; None where there are fewer than five, or one side is all the same."""
-    from scipy.stats import rankdata
-
     if len(pairs) < RANKED_AT_LEAST:
         return None
-    ranks = [rankdata(side) for side in zip(*pairs, strict=True)]
+    ranks: list[Any] = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
     if any(np.ptp(rank) == 0 for rank in ranks):
         return None
     return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 1; equals share the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    found: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return found
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

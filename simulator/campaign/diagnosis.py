@@ -85,13 +85,13 @@ class Round:
         Every fault and every test takes one number, whatever the probabilities: with more false positives no round
         finds fault with fewer healthy nodes, with fewer misses none finds fewer faults.
         """
-        from scipy.stats import binom
-
         for fault in faults:
             seen = fault.cause.scope in _SEES[test] and self.random.uniform() >= self.suite.misses
             if seen and fault not in self.found:
                 self.found.append(fault)
         chance = self.random.uniform()
         if self.suite.false_positives:
+            from scipy.stats import binom
+
             left = healthy - self.wrongly_found
             self.wrongly_found += int(binom.ppf(chance, left, self.suite.false_positives))
