@@ -186,6 +186,8 @@ _CONSTANTS: Mapping[str, Range] = {
     "_spread": Range(0.0, 0.5, "", "it is a coefficient of variation"),
     "_imbalance": Range(1.0, 1e4),
     "_exponent": Range(0.0, 10.0),
+    "_power": Range(1.0, 1e3, "", "1 adds up"),
+    "_launches": Range(0.0, 1e4, "launches"),
     "_w": Range(0.0, 1e6, "W"),
     "_joule_per_flop": Range(0.0, 1e-6, "J"),
     "_flop_per_sm": Range(1e6, 1e18, "FLOP/s"),

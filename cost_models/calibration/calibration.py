@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
@@ -19,6 +18,7 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, MisfitError, Ratio
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
+from hdpsim.cost_models.slowest import expected_largest
 from hdpsim.cost_models.tracing import shared
 from hdpsim.quoting import LONGEST_NAME, shortened
 from hdpsim.ranges import Range, constant_range
@@ -77,6 +77,8 @@ class Calibration(Checked):
     """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
     gemm_half_k: Calibrated
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    roofline_power: Calibrated
+    """Roundness of the roofline's corner: 1 = work and traffic add up, large = the longer hides the other."""
     grouped_gemm_efficiency: Calibrated
     """Grouped (expert) GEMM relative to a dense one of the same shape."""
     grouped_gemm_overlap: Calibrated
@@ -105,12 +107,16 @@ class Calibration(Checked):
     """Share of a longest tile that SMs idle at the end of a forward."""
     attention_backward_tail: Calibrated
     """The same of a causal backward."""
+    attention_backward_tail_factor: Calibrated
+    """It is at most so many times 1 - tiles of a head / (2 SMs): of many tiles the last ones are short."""
     attention_half_head_dim: Calibrated
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: Calibrated
     """Rows a flash-attention tile covers: shorter pieces cost as much as one tile."""
     hbm_efficiency: Calibrated
     """Memory-bound kernels: fraction of the peak HBM rate."""
+    cast_factor: Calibrated
+    """Kernels that change the type of gradients over copies of as many bytes."""
     scan_flop_per_sm: Calibrated
     """FLOP per second of one SM in the kernels of a Mamba-2 scan, beside the time of their traffic."""
     convolution_sm_s: Calibrated
@@ -135,6 +141,8 @@ class Calibration(Checked):
     """The same of a kernel of one expert, launched from a loop in C++ over the experts of a GPU."""
     expert_loop_s: Calibrated
     """Host time of one such loop beside its kernels, however many experts there are."""
+    overlap_launches: Calibrated
+    """Launches that cutting a layer's forward into pieces takes, whose all-to-alls run beside another micro-batch."""
     gpu_spread: Calibrated
     """Coefficient of variation of the rate at which equal GPUs do matrix work."""
     expert_load_spread: Calibrated
@@ -201,14 +209,14 @@ class Calibration(Checked):
     def of_job(self, gpus: int) -> Calibration:
         """The calibration of the slowest of *gpus* GPUs, for which all others of a synchronous job wait.
 
-            slowest = 1 + spread x inverse normal((n - 3/8) / (n + 1/4))        E[max] of n normal durations
+            slowest = 1 + spread x z(n)        z(n): the largest of n standard normal numbers, expected
 
-        1 for one GPU; 1.028, 1.048, 1.065 and 1.077 for 8, 64, 1,024 and 10,240 with a spread of 0.02.
+        1 for one GPU; 1.028, 1.047, 1.065 and 1.077 for 8, 64, 1,024 and 10,240 with a spread of 0.02.
         Counted: spread of matrix work (silicon, cooling: clocks under the power limit) that lasts. Every collective
         waits for the slowest GPU of its group, a pipeline for its slowest stage, gradients for the slowest pipeline.
         Ignored: memory-bound kernels vary less, and not at all here; where in the job the slowest GPU sits.
-        Source: Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (order statistics); spread of GPUs:
-            Sinha et al., "Not all GPUs are created equal", SC 2022.
+        Source: order statistics (expected_largest); spread of GPUs: Sinha et al., "Not all GPUs are created equal",
+            SC 2022.
         """
         return _of_job(self, gpus)
 
@@ -216,8 +224,7 @@ class Calibration(Checked):
 @shared(most=64)
 def _of_job(cal: Calibration, gpus: int) -> Calibration:
     """See Calibration.of_job: the same object for the same job, by which prices are looked up."""
-    deviations = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-    return replace(cal, slowest_gpu=1.0 + cal.gpu_spread * deviations)
+    return replace(cal, slowest_gpu=1.0 + cal.gpu_spread * expected_largest(gpus))
 
 
 _OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gpu"}

@@ -27,15 +27,14 @@ def with_last_wave(
         longest = SMs x rows of a tile x longest row                    every SM works on a longest tile
         t       = max( work + idle x longest, longest )
         idle    = a share of the calibration's
-                  causal backward: x min( 1, 1.2 (1 - tiles of a head / (2 SMs)) ), 0 at least
+                  causal backward: x min( 1, factor (1 - tiles of a head / (2 SMs)) ), 0 at least
 
     *longest_row*: the query of one head that meets most keys, with all of them; *keys* of its sequence, 0 where tiles
     are no blocks of keys.
     Counted: tiles that go out head by head leave each SM idle for half of a longest tile (0.5 to 0.6 when such a list
     is played on 108 and 148 SMs), with the longest tiles first for a tenth; no kernel ends before a longest tile. Tiles
-    of a causal backward are blocks of keys: the first meets all queries, so every head ends with its shortest.
-    FlashAttention-2's on H200 idles for 0.55, 0.49, 0.40, 0.26, 0.17, 0.04 of one with 32, 64, 96, 160, 192, 256 tiles
-    of a head; such a list, played, for as much.
+    of a causal backward are blocks of keys: the first meets all queries, so every head ends with its shortest
+    (attention_backward_tail_factor).
     Limits: many heads or sequences, work; one head of one sequence on more SMs than it has tiles, a longest tile.
     Ignored: two blocks that share an SM (they end later: 0.7 to 1.1 when played), kernels on other streams that run in
     the gap.
@@ -49,6 +48,8 @@ def with_last_wave(
     of_causal = np.asarray(cal.attention_backward_tail if backward else cal.attention_forward_tail)
     if backward:
         tiles = np.asarray(keys, dtype=np.float64) / tile_tokens
-        of_causal = of_causal * np.clip(1.2 * (1.0 - tiles / (2.0 * gpu.sm_count)), 0.0, 1.0)
+        of_causal = of_causal * np.clip(
+            cal.attention_backward_tail_factor * (1.0 - tiles / (2.0 * gpu.sm_count)), 0.0, 1.0
+        )
     idle = np.where(causal, of_causal, cal.attention_forward_tail)
     return np.asarray(np.maximum(np.asarray(work) + idle * longest, longest))

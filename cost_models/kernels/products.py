@@ -114,21 +114,22 @@ def gemm_s(
     compute_s = compute_s * (slowdown**cal.burst_power_share if burst else slowdown)
     traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + written_bytes * rows * columns)
     memory_s = memory_bound_s(traffic_bytes, gpu, cal)
-    busy_s = roofline_s(compute_s, memory_s)
+    busy_s = roofline_s(compute_s, memory_s, cal)
     if (hidden < 1.0).any():
         busy_s = hidden * busy_s + (1.0 - hidden) * (compute_s + memory_s)
     return np.where(flop > 0, busy_s + cal.kernel_tail_s, 0.0)
 
 
-def roofline_s(compute_s: Floats, memory_s: Floats) -> Floats:
+def roofline_s(compute_s: Floats, memory_s: Floats, cal: Calibration) -> Floats:
     """Seconds of work that overlaps with its traffic, as tiles do that wait where both are about as long.
 
-        t = (compute^3 + memory^3)^(1/3)        one far longer: that; both equal: 1.26 of either
+        t = (compute^p + memory^p)^(1/p)        one far longer: that; both equal, p = 3: 1.26 of either
 
-    Source: the power is fitted on 16,600 products of seven GPUs (aiconfigurator): 90 % are within 14.0 %, with the
-    larger of both within 15.0 %, and of 416 products of an H100 that nothing was fitted on within 14.1 and 16.4 %.
+    Source: the form is assumed, p is fitted (roofline_power of the calibrations).
     """
-    return np.asarray(np.cbrt(compute_s * compute_s * compute_s + memory_s * memory_s * memory_s))
+    longer = np.maximum(compute_s, memory_s)
+    share = np.divide(np.minimum(compute_s, memory_s), longer, out=np.zeros_like(longer), where=longer > 0)
+    return np.asarray(longer * (1.0 + share**cal.roofline_power) ** (1.0 / cal.roofline_power))
 
 
 @priced()

@@ -26,10 +26,6 @@ PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorti
 NARROW_CASTS = 2.0
 AMAX_LAUNCHES = 1.0  # before it where the scale is the tensor's own: the largest element
 PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of one
-# All-to-alls beside another micro-batch: a layer is cut into five pieces (attention, dispatch, experts, combine, what
-# follows), each with a stream to switch to, two events, detached inputs and a backward of its own. Fitted with the
-# time of a launch: layers of H100 and B300 that take as long whatever their all-to-all (Megatron-Bridge 25.11-26.04).
-OVERLAP_LAUNCHES = 5 * 8.0
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
 # Of rotary embeddings that no fused kernel does, a third of forward and backward: of queries and of keys cosine and
@@ -56,7 +52,6 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
                   modules: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more for the
                   cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
                   separate kernels: none here, see expert_loops
-        overlap   40 with all-to-alls beside another micro-batch
         Mamba-2   norm, 2 products, 7 kernels between them, add; of a hybrid's layers each has what its one part needs
         adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
         scales    6 with separate updates of delayed 8-bit scales
@@ -64,7 +59,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
 
     Graphs without the experts (cuda_graph_experts off) hold everything up to the router.
     Counted: operations with a kernel of their own.  Ignored: hooks of sharded parameters, Python between operations
-    (both are part of the calibrated time per launch).
+    (both are part of the calibrated time per launch); pieces of overlapped all-to-alls (see HostTime).
     Source: the operations of Megatron-Core's and nanotron's transformer layers.
     """
     experts = _expert_launches(model, layout) if moe else 0.0
@@ -93,10 +88,10 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
 def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
     """Kernels of a layer's forward that are neither products nor attention, whether the host or a graph launches them.
 
-    Counted: the operations of forward_launches without products, attention and collectives; what cutting a layer for
-    overlapped all-to-alls adds are no kernels. Updates of scales are priced apart (scale_updates).
+    Counted: the operations of forward_launches without products, attention and collectives. Updates of scales are
+    priced apart (scale_updates).
     """
-    eager = layout.changed(cuda_graphs=False, ep_overlap=False, separate_scale_updates=False)
+    eager = layout.changed(cuda_graphs=False, separate_scale_updates=False)
     others = float(_products(model, eager.kernels, moe=moe))
     others += _attention_launches(eager.kernels) * parts_of(model).attention
     others += ADAPTER_PRODUCTS * len(adapted_matrices(model, eager, moe=moe))
@@ -232,7 +227,6 @@ def _expert_launches(model: Model, layout: Layout) -> float:
         biased = 1.0 if layout.experts.kernels in ONE_KERNEL else _experts_of_a_gpu(model, layout)
         count += EXPERT_BIAS_LAUNCHES * biased if model.expert_biases else 0.0
         count += CLAMP_LAUNCHES if model.clamped_activation else 0.0
-    count += OVERLAP_LAUNCHES if _overlapped(layout) else 0.0
     count += PADDING_LAUNCHES if layout.experts.padding and layout.precision.products != "bf16" else 0.0
     return count + LAUNCHES_OF_A_COLLECTIVE * _expert_collectives(layout.parallel)
 
@@ -309,13 +303,18 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = launches x time of one + expert loops + collectives x check
+            t = (launches + pieces) x time of one + expert loops + collectives x check
 
-        Counted: with sequence parallelism the backward gathers its input once more: 3 collectives for 2.
+        Counted: a layer is cut into five pieces where its all-to-alls run beside another micro-batch (attention,
+        dispatch, experts, combine, what follows), each with a stream to switch to, two events, detached inputs and a
+        backward of its own: overlap_launches, twice that backward. With sequence parallelism the backward gathers its
+        input once more: 3 collectives for 2.
         Source: see launches, expert_loops and check_s.
         """
-        count = backward_launches if backward else forward_launches
-        launches_s = count(self._model, self._layout, moe=moe) * self._cal.launch_s
+        count = (backward_launches if backward else forward_launches)(self._model, self._layout, moe=moe)
+        if moe and _overlapped(self._layout) and not _graphed(self._layout):
+            count += self._cal.overlap_launches * (BACKWARD_LAUNCHES if backward else 1.0)
+        launches_s = count * self._cal.launch_s
         if moe:
             launches_s += _loops_s(self._model, self._layout, self._cal, backward=backward)
         collectives = tensor_collectives(self._model, self._layout, moe=moe)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import sqrt
-from statistics import NormalDist
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.groups import ExpertRouting
+from hdpsim.cost_models.slowest import expected_largest
 from hdpsim.cost_models.transformer.model import Model
 
 # A router of random weights sends equal words to the same experts: two tokens of English text are the same word with
@@ -17,8 +16,6 @@ SAME_WORD = 0.01
 # Experts steered by a bias: the fullest of 64 has 1.04 times the mean over a validation set, 2.34 standard deviations.
 # Source: arXiv 2408.15664, table 2 (MaxVio_global 0.04, models of 1 and 3 billion parameters).
 BIASED_SPREAD = 0.04 / 2.34
-# Of the integral over u: three digits.
-POINTS = 1000
 
 
 def busiest_over_mean(model: Model, ep: int, spread: float) -> float:
@@ -58,10 +55,3 @@ def spread_of(routing: ExpertRouting, model: Model, cal: Calibration) -> float:
             return sqrt(SAME_WORD * (model.experts - model.top_k) / model.top_k)
         case "loss":
             return cal.expert_load_spread
-
-
-@lru_cache(maxsize=64)
-def expected_largest(count: int) -> float:
-    """Expected largest of *count* independent standard normal numbers: the mean over u of quantile(u^(1 / count))."""
-    quantile = NormalDist().inv_cdf
-    return sum(quantile(((i + 0.5) / POINTS) ** (1.0 / count)) for i in range(POINTS)) / POINTS

@@ -29,19 +29,14 @@ from hdpsim.errors import InfeasibleError
 COPY_OUT_BYTES = 2 * BF16_BYTES
 
 
-# Rate of kernels with operands of two types over that of copies: they go element by element. One H100, PyTorch 2.11:
-# casts of 300 million elements to fp32 take 0.91 ms, chunk_cat of fully_shard moves 1.8 TB/s.
-CAST_RATE = 2 / 3
-
-
-def copy_in_bytes(copies: ShardCopies, gradient_bytes: int) -> float:
+def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) -> float:
     """Traffic for each gradient between the kernel that computed it and the collective that sums it.
 
         both:       copied (read 2 B, write it as it is summed)
         gradients:  joined into the flat gradient (read 2 B, write 2 B), cast where it is not summed in 16 bits (as
                     above), divided before the sum (read and write it)
 
-    Counted: what changes the type, at CAST_RATE.
+    Counted: what changes the type as cast_factor times its bytes.
     Source: PyTorch, fully_shard/_fsdp_collectives.py (foreach_reduce_scatter_copy_in, on the stream of the compute or
     waited for by it); fsdp/_flat_param.py (parameters are a split of the flat one, whose backward is a cat),
     fsdp/_runtime_utils.py (_post_backward_hook: cast; _reduce_grad: _div_if_needed by the predivide factor, above 1 for
@@ -50,7 +45,7 @@ def copy_in_bytes(copies: ShardCopies, gradient_bytes: int) -> float:
     if copies == "none":
         return 0.0
     summed_in_16_bits = gradient_bytes == BF16_BYTES
-    copied = 2.0 * BF16_BYTES if summed_in_16_bits else (BF16_BYTES + gradient_bytes) / CAST_RATE
+    copied = 2.0 * BF16_BYTES if summed_in_16_bits else (BF16_BYTES + gradient_bytes) * cal.cast_factor
     if copies == "both":
         return copied
     return 2 * BF16_BYTES + copied * (not summed_in_16_bits) + 2 * gradient_bytes
@@ -151,7 +146,8 @@ class ShardedParameters:
             gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
             gathered_bytes += groups.shard.sent_to_other_nodes(volume)
         copies = self._layout.sharding.copies
-        copied_in = copy_in_bytes(copies, self._layout.precision.gradient_bytes) * moved * self._reduces
+        gradient_bytes = self._layout.precision.gradient_bytes
+        copied_in = copy_in_bytes(copies, gradient_bytes, self._cal) * moved * self._reduces
         copied_out = COPY_OUT_BYTES * moved if copies == "both" else 0.0
         return UnitTraffic(
             gather_s=gather,

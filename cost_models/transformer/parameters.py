@@ -145,6 +145,11 @@ class LayerShard(NamedTuple):
         """All parameters of the layer on the GPU."""
         return self.dense + self.experts
 
+    @property
+    def matrices(self) -> int:
+        """What is a weight of a matrix product, or its bias."""
+        return self.total - self.norms
+
 
 def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
     """One layer: its matrices (matrices.layer_matrices) with their biases, and its norms.
@@ -316,8 +321,8 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
         for kind, count in part.by_kind:
             layer = kind_shard(model, layout, kind)
             dense, experts = dense + count * layer.dense, experts + count * layer.experts
-            matrices += count * (layer.dense + layer.experts - layer.norms)
-            largest = max(largest, layer.dense + layer.experts)
+            matrices += count * layer.matrices
+            largest = max(largest, layer.total)
         if part.embedding:
             dense += vocabulary + model.learned_positions * model.hidden
         if part.head:
@@ -332,7 +337,7 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
                 layer = kind_shard(model, layout, kind)
                 dense += part.mtp_layers * count * layer.dense
                 experts += part.mtp_layers * count * layer.experts
-                matrices += part.mtp_layers * count * (layer.dense + layer.experts)
+                matrices += part.mtp_layers * count * layer.matrices
             if layout.parallel.pp > 1:
                 dense += vocabulary  # the embedding it shares sits on another stage: a copy
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)

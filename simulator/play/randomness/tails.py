@@ -11,7 +11,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.groups import Parallel
-from hdpsim.cost_models.network.tails import latest_of, slowest_of
+from hdpsim.cost_models.slowest import expected_largest, slowest_of
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 
@@ -43,7 +43,7 @@ def with_tails(costs: StepCosts, options: ExecutionOptions, parallel: Parallel, 
     )
     summed = slowest_of(plan.ranks, options.collective_jitter)
     micro_batches = np.count_nonzero(plan.order != HOLE) / plan.ranks
-    skew_s = options.launch_skew_s * math.sqrt(micro_batches) * latest_of(plan.ranks)
+    skew_s = options.launch_skew_s * math.sqrt(micro_batches) * expected_largest(plan.ranks)
     epilogue = replace(
         costs.epilogue,
         parameter_gather_s=costs.epilogue.parameter_gather_s * summed,

@@ -21,11 +21,13 @@ from hdpsim.cost_models.kernels.products import (
     attention_s,
     gemm_s,
     memory_bound_s,
+    roofline_s,
     tile_efficiency,
 )
 from hdpsim.cost_models.layout.groups import ProductPrecision
 
 SIZES = st.integers(1, 100_000)
+NO_OR_SOME_S = st.just(0.0) | st.floats(1e-9, 1e3)
 
 
 class TestTiles:
@@ -92,6 +94,18 @@ class TestGemm:
         round_s, apart_s = (gemm_s(4096, 4096, 8192, gpu, IDEAL, overlap=x) for x in (1.0, 0.0))
         assert round_s == pytest.approx(2 ** (1 / 3) * work_s)
         assert apart_s == pytest.approx(2 * work_s)
+
+    @given(NO_OR_SOME_S, NO_OR_SOME_S, st.floats(1.0, 500.0), st.floats(1.0, 2.0))
+    def test_the_roofline_lies_between_the_longer_and_the_sum(
+        self, work: float, traffic: float, power: float, more: float
+    ) -> None:
+        def busy_s(work: float, power: float) -> float:
+            return float(roofline_s(np.array(work), np.array(traffic), replace(IDEAL, roofline_power=power)))
+
+        found = busy_s(work, power)
+        assert max(work, traffic) <= found <= (work + traffic) * (1 + 1e-12)
+        assert found <= busy_s(more * work, power) * (1 + 1e-12)
+        assert busy_s(work, power * more) <= found * (1 + 1e-12)
 
     @given(SIZES, SIZES, SIZES, st.floats(0.0, 1.0))
     def test_a_product_takes_between_the_longer_part_and_both(

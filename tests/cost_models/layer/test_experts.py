@@ -15,6 +15,7 @@ from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s, parts_of_a_token
 from hdpsim.cost_models.layer.host import (
+    HostTime,
     backward_launches,
     behind_counts_s,
     expert_loops,
@@ -26,7 +27,7 @@ from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.report import memory_report
-from hdpsim.cost_models.network.collectives import Collectives
+from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
@@ -237,11 +238,20 @@ class TestLaunchesOfExperts:
         assert forward_launches(MIXTRAL, Layout(cuda_graphs=True, cuda_graph_experts=False), moe=False) == 0
 
     def test_pieces_beside_another_micro_batch(self) -> None:
-        plain, beside = (
-            forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=on), moe=True) for on in (False, True)
+        cal, alone = (
+            replace(IDEAL, launch_s=1.0, overlap_launches=40.0),
+            GroupShape(ranks=1, ranks_per_node=1, nodes=1, tier=0),
         )
-        assert beside - plain == 40
-        assert forward_launches(MIXTRAL, Layout(ep=2, ep_overlap=True, cuda_graphs=True), moe=True) == 0
+
+        def host_s(moe: bool, **switches: object) -> np.ndarray:
+            time = HostTime(MIXTRAL, Layout(ep=2, **switches), alone, cal)  # type: ignore[arg-type]
+            return np.array([time.layer_s(moe=moe, backward=side) for side in (False, True)])
+
+        assert (host_s(True, ep_overlap=True) - host_s(True)).tolist() == [40.0, 80.0]
+        assert (host_s(False, ep_overlap=True) - host_s(False)).tolist() == [0.0, 0.0]
+        assert host_s(True, ep_overlap=True, cuda_graphs=True).tolist() == [0.0, 0.0]
+        around = {"cuda_graphs": True, "cuda_graph_experts": False}
+        assert (host_s(True, ep_overlap=True, **around) - host_s(True, **around)).tolist() == [40.0, 80.0]
 
     def test_without_all_to_alls_there_is_nothing_to_overlap(self) -> None:
         off, on = (

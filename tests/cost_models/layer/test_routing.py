@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.routing import SAME_WORD, busiest_over_mean, expected_largest, spread_of
+from hdpsim.cost_models.layer.routing import SAME_WORD, busiest_over_mean, spread_of
 from hdpsim.cost_models.transformer.model import Model
 
 MIXTRAL = catalog.model("mixtral-8x7b")  # 8 experts, top 2
@@ -28,7 +28,7 @@ class TestByHand:
     def test_one_expert_per_gpu(self) -> None:
         # the largest of 8 normal numbers is 1.424 standard deviations; their sum is fixed: x sqrt(8 / 7)
         expected = 1 + 1.424 * 0.1 * sqrt(8 / 7)
-        assert busiest_over_mean(MIXTRAL, 8, 0.1) == pytest.approx(expected, abs=2e-3)
+        assert busiest_over_mean(MIXTRAL, 8, 0.1) == pytest.approx(expected, abs=1e-4)
 
     def test_many_experts_per_gpu_even_out(self) -> None:
         # 32 experts on each of 8 GPUs: sqrt(8 / 255) of the spread of one
@@ -37,7 +37,7 @@ class TestByHand:
 
     def test_two_parts(self) -> None:
         # halves of two experts whose loads are 1 + d and 1 - d: the mean of |d| is sqrt(2 / pi) of its deviation
-        assert busiest_over_mean(of(2, 1), 2, 0.1) == pytest.approx(1 + 0.1 * sqrt(2 / pi), rel=2e-3)
+        assert busiest_over_mean(of(2, 1), 2, 0.1) == pytest.approx(1 + 0.1 * sqrt(2 / pi))
 
     def test_words_of_text_before_training(self) -> None:
         # 3 of 4 times another expert: 0.01 x (8 - 2) / 2
@@ -48,10 +48,6 @@ class TestByHand:
         even, bias, loss = (spread_of(name, DEEPSEEK, HOPPER) for name in ("even", "bias", "loss"))
         assert even == 0.0
         assert bias < loss == HOPPER.expert_load_spread < spread_of("untrained", DEEPSEEK, HOPPER)
-
-    @pytest.mark.parametrize(("count", "expected"), [(1, 0.0), (2, 0.564), (8, 1.424), (64, 2.344)])
-    def test_the_largest_of_normal_numbers(self, count: int, expected: float) -> None:
-        assert expected_largest(count) == pytest.approx(expected, rel=2e-3, abs=1e-3)
 
 
 @st.composite

@@ -24,7 +24,7 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.sharded_parameters import overlapped_s
+from hdpsim.cost_models.step.sharded_parameters import copy_in_bytes, overlapped_s
 from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_per_gpu
 from hdpsim.errors import InfeasibleError
@@ -155,11 +155,11 @@ def test_other_shardings_have_no_layer_traffic() -> None:
 @pytest.mark.parametrize(
     ("copies", "sums", "out", "into"),
     [
-        # copied as it is summed: (2 + 4) / (2/3), 2 + 2
-        ("both", 4, 4, 9),
+        # copied as it is summed: 2 + 4, 2 + 2
+        ("both", 4, 4, 6),
         ("both", 2, 4, 4),
-        # joined 2 + 2, cast (2 + 4) / (2/3), divided 4 + 4; joined 2 + 2, divided 2 + 2
-        ("gradients", 4, 0, 21),
+        # joined 2 + 2, cast 2 + 4, divided 4 + 4; joined 2 + 2, divided 2 + 2
+        ("gradients", 4, 0, 18),
         ("gradients", 2, 0, 8),
         ("none", 4, 0, 0),
     ],
@@ -184,6 +184,15 @@ def test_copies_around_the_collectives_hide_nowhere(
     assert forward[GATHER] == pytest.approx(out * (layers + 2 * VOCABULARY) / HBM, rel=2e-6)
     assert backward[GATHER] == pytest.approx(out * layers / HBM, rel=2e-6)
     assert backward[REDUCE] == pytest.approx(into * (layers + 2 * VOCABULARY) / HBM, rel=3e-6)
+
+
+def test_casts_take_longer_than_copies_of_as_many_bytes() -> None:
+    one, more = (replace(IDEAL, cast_factor=factor) for factor in (1.0, 1.5))
+    # (2 + 4) B half as much again; in 16 bits nothing changes its type
+    assert copy_in_bytes("both", 4, more) - copy_in_bytes("both", 4, one) == 3.0
+    assert copy_in_bytes("gradients", 4, more) - copy_in_bytes("gradients", 4, one) == 3.0
+    for copies in ("both", "gradients"):
+        assert copy_in_bytes(copies, 2, more) == copy_in_bytes(copies, 2, one)  # type: ignore[arg-type]
 
 
 seconds = st.floats(0.0, 1e3)

@@ -189,6 +189,15 @@ def test_the_shards_add_up_to_the_model(name: str, tp: int, pp: int, ep: int) ->
     assert replicated == 0 or tp > 1
 
 
+@pytest.mark.parametrize(("name", "pp"), [("deepseek-v3", 1), ("deepseek-v3", 4), ("llama-2-13b", 2)])
+def test_matrices_are_all_but_norms_embedding_and_head(name: str, pp: int) -> None:
+    # prediction layers count as others do: their norms (and the three around their projection) are no matrices
+    model = catalog.model(name)
+    found = sum(parameters_per_gpu(model, Layout(pp=pp), stage).matrices for stage in range(pp))
+    whole = parameters(model) + mtp_parameters(model)
+    assert found == whole.total - whole.norms - whole.embedding - whole.positions - whole.head
+
+
 def test_megascales_shard_by_hand() -> None:
     # stage 0 of tp 8, pp 8: 12 layers of 12 h^2 (+ small) / 8, and 64000 / 8 rows of embedding
     shard = parameters_per_gpu(catalog.model("megascale-175b"), Layout(tp=8, pp=8, vpp=6), 0)

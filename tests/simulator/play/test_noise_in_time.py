@@ -13,7 +13,7 @@ from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.groups import Parallel
-from hdpsim.cost_models.network.tails import latest_of, slowest_of
+from hdpsim.cost_models.slowest import expected_largest, slowest_of
 from hdpsim.simulator.play.randomness.machines import drifting, in_slow_period
 from hdpsim.simulator.play.randomness.noise import draw_noise
 from hdpsim.simulator.play.randomness.tails import with_tails
@@ -135,7 +135,7 @@ def test_tails_of_collectives_and_launches_by_hand() -> None:
     options = ExecutionOptions(collective_jitter=0.1, launch_skew_s=0.01)
     tailed = with_tails(costs, options, Parallel(tp=8), plan)
     assert tailed.forward_s[0, 0] == pytest.approx(shares[0] + shares[1] * slowest_of(8, 0.1))
-    summed = 3.0 * slowest_of(4, 0.1) + 0.01 * 2.0 * latest_of(4)  # sqrt(4 micro-batches)
+    summed = 3.0 * slowest_of(4, 0.1) + 0.01 * 2.0 * expected_largest(4)  # sqrt(4 micro-batches)
     assert tailed.epilogue.gradient_sync_s[0] == pytest.approx(summed)
     assert with_tails(costs, ExecutionOptions(), Parallel(tp=8), plan) is costs
     alike = with_tails(replace(costs).repeated(16), options, Parallel(tp=8), plan)
