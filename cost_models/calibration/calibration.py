@@ -82,11 +82,11 @@ class Calibration(Checked):
     grouped_gemm_efficiency: Calibrated
     """Grouped (expert) GEMM relative to a dense one of the same shape."""
     grouped_gemm_overlap: Calibrated
-    """Share of the shorter of its matrix work and HBM traffic that a grouped GEMM hides behind the longer."""
+    """Share of its matrix work and HBM traffic that a grouped GEMM overlaps as a dense one does; the rest adds up."""
     weight_gradient_efficiency: Calibrated
     """Weight-gradient GEMM relative to the forward one, traffic of its fp32 accumulator apart."""
     accumulate_overlap: Calibrated
-    """Share of the shorter of its matrix work and HBM traffic that a weight-gradient GEMM hides behind the longer."""
+    """The same of a weight-gradient GEMM that adds to a sum."""
     fp8_gradient_efficiency: Calibrated
     """8-bit products of the backward relative to the forward's: partial sums promoted to fp32 on the way."""
     attention_forward_efficiency: Calibrated

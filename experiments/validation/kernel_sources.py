@@ -17,6 +17,8 @@ from hdpsim.yaml_loader import load_yaml
 
 _FILE = shipped("experiments/data/kernel_sources.yaml")
 _COLUMNS = ("kind", "dtype", "source", "notes", "n_nodes")
+_OF_A_NETWORK = {"nic_efficiency", "nccl_before_2_18"}
+"""Nothing else may be said of a source's network: latencies could only be read off the rows that they would serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Instrument:
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
         attention: the attention kernel.
         node: the catalog's node; empty for the reference design of the GPU.
-        network: constants of NetworkCalibration that its network has.
+        network: what its network is known to deliver (nic_efficiency), and facts of its release (see _OF_A_NETWORK).
         refused: why the row cannot be judged; empty when it can.
         not_fitted: why no constant is fitted on it; empty when they are.
     """
@@ -90,6 +92,10 @@ def _entries() -> tuple[tuple[Mapping[str, re.Pattern[str]], Mapping[str, Any]],
         said = {name: value for name, value in entry.items() if name not in ("where", "because")}
         if not said or said.keys() - known or not entry.get("because"):
             raise CatalogError(f"{_FILE.name}, entry {number}: needs `because` and facts of {sorted(known)}")
+        if said.get("network", {}).keys() - _OF_A_NETWORK:
+            raise CatalogError(
+                f"{_FILE.name}, entry {number}: of a network {sorted(_OF_A_NETWORK)} can be known"
+            )
         read.append(({column: re.compile(text) for column, text in entry["where"].items()}, said))
     return tuple(read)
 

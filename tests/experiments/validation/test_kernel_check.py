@@ -13,8 +13,9 @@ import hdpsim
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import gemm_s
-from hdpsim.errors import UserInputError
+from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.validation import kernel_sources
 from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import check, group_errors
 
@@ -195,12 +196,23 @@ def test_engines_that_scale_their_inputs_start_more_kernels(tmp_path: Path) -> N
             {"kind": "gemm", "notes": "BEST shape", "dtype": "fp8 1x128"},
             Instrument(burst=True, not_fitted="the best of a search, not one shape"),
         ),
+        (
+            {"kind": "allreduce", "notes": "Azure ND A100 v4", "n_nodes": "2"},
+            Instrument(network={"nic_efficiency": 0.64, "nccl_before_2_18": True}),
+        ),
     ],
 )
 def test_what_a_source_timed_along_is_read_from_the_table_of_sources(
     cells: dict[str, str], facts: Instrument
 ) -> None:
     assert instrument_of(cells) == facts
+
+
+def test_latencies_of_one_source_are_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"where": {"notes": "x"}, "because": "it fits", "network": {"inter_latency_factor": 1.5}}
+    monkeypatch.setattr(kernel_sources, "load_yaml", lambda _: {"entries": [entry]})
+    with pytest.raises(CatalogError, match="entry 1: of a network"):
+        kernel_sources._entries.__wrapped__()
 
 
 @pytest.mark.parametrize("name", ["A100-PCIE", "A100-SXM", "H800-SXM-80G"])
