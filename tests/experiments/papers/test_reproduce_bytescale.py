@@ -359,7 +359,7 @@ def test_strategies_differ_in_nothing_but_the_strategy() -> None:
 
 @pytest.mark.slow
 def test_published_cells_are_predicted() -> None:
-    document = reproduce(PAPER, str(FOLDER.path / "cells.csv"), batches=4).data()
+    document = reproduce(PAPER, str(FOLDER.path / "cells.csv"), batches=2).data()
     assert document["summary"]["count"] == 60
     assert document["summary"]["median_abs_error"] <= 0.12
     assert document["summary"]["max_abs_error"] <= 0.35
