@@ -376,14 +376,20 @@ class MicroBatchCost:
         total = np.zeros(np.broadcast(tokens, sizes).shape)
         rows = [TERM_ROWS[name] for name in ("attention", "ring_merge", "ring_wait")]
         again = self._attention_repeats[rows].tolist()
+        in_rings, segments = sizes > 1.0, self.attention.segments
         for backward in (False, True):
             kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in again)
-            step_s = self.attention.segments.least_step_s if least else self.attention.segments.ring_step_s
-            step = step_s(tokens, sizes, backward=backward)
-            ring = self.attention.ring(step, groups, backward=backward)
-            ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
-            alone_s = kernels * self.attention.segments.alone_s(tokens, backward=backward)
-            total = total + np.where(sizes > 1, ring_s, alone_s)
+            ring_s: ArrayLike = 0.0
+            alone_s: ArrayLike = 0.0
+            if in_rings.any():  # most callers ask of groups, or of single ranks
+                step_s = segments.least_step_s if least else segments.ring_step_s
+                ring = self.attention.ring(
+                    step_s(tokens, sizes, backward=backward), groups, backward=backward
+                )
+                ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
+            if not in_rings.all():
+                alone_s = kernels * segments.alone_s(tokens, backward=backward)
+            total = total + np.where(in_rings, ring_s, alone_s)
         return total * self.busiest_attention_layers
 
     def least_attention_s(self, lengths: ArrayLike) -> Floats:
