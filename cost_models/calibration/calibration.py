@@ -77,6 +77,10 @@ class Calibration(Checked):
     """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
     gemm_half_k: Calibrated
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    tile_operand_share: Calibrated
+    """Share of the largest output tile's time that grows with the operand bytes that a FLOP loads."""
+    stream_k_fixup: Calibrated
+    """Contraction steps that adding up partial tiles takes where tiles are cut along the contraction."""
     roofline_power: Calibrated
     """Roundness of the roofline's corner: 1 = work and traffic add up, large = the longer hides the other."""
     grouped_gemm_efficiency: Calibrated

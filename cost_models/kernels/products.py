@@ -32,18 +32,18 @@ FORWARD_EXPONENTIALS, BACKWARD_EXPONENTIALS = 0.53, 0.32
 # Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
 TILE_ROWS = np.array([128.0, 256.0, 128.0, 64.0, 128.0])
 TILE_COLUMNS = np.array([256.0, 128.0, 128.0, 128.0, 64.0])
-# A tile loads (1 / rows + 1 / columns) operand bytes per FLOP. Share of the large tile's time that grows with it;
-# fitted together with STREAM_K_FIXUP on 9,000 dense GEMMs of A100, H100, H200, B200, B300, GB200 and GB300.
-OPERAND_SHARE = 0.3
+# Operand bytes that a tile loads per FLOP: (1 / rows + 1 / columns), over 1 / 128
 _OPERANDS = 128.0 * (1.0 / TILE_ROWS + 1.0 / TILE_COLUMNS)
-# Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31
-TILE_SLOWDOWN = (1.0 + OPERAND_SHARE * _OPERANDS) / (1.0 + OPERAND_SHARE * 1.5)
-# Contraction steps that adding partial tiles costs; Stream-K, arXiv 2301.03598; fitted
-STREAM_K_FIXUP = 800.0
+
+
+def tile_slowdown(cal: Calibration) -> Floats:
+    """Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31 with an operand share of 0.3."""
+    share = cal.tile_operand_share
+    return np.asarray((1.0 + share * _OPERANDS) / (1.0 + share * _OPERANDS[0]))
 
 
 def tile_efficiency(
-    m: ArrayLike, n: ArrayLike, k: ArrayLike, sm_count: int, *, half_k: float = 0.0, groups: ArrayLike = 1.0
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, sm_count: int, cal: Calibration, *, groups: ArrayLike = 1.0
 ) -> Floats:
     """Share of its full rate that a GEMM reaches with the best of the library's tiles and schedules.
 
@@ -62,9 +62,9 @@ def tile_efficiency(
     ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
     tile_rows, tile_columns = TILE_ROWS.reshape(-1, *ones), TILE_COLUMNS.reshape(-1, *ones)
     waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
-    whole = np.ceil(waves) * (inner + half_k)
-    cut = waves * inner + (np.maximum(waves, 1.0) * half_k + STREAM_K_FIXUP)
-    slot_flop = (sm_count * TILE_ROWS * TILE_COLUMNS * TILE_SLOWDOWN).reshape(-1, *ones)
+    whole = np.ceil(waves) * (inner + cal.gemm_half_k)
+    cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
+    slot_flop = (sm_count * TILE_ROWS * TILE_COLUMNS * tile_slowdown(cal)).reshape(-1, *ones)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = copies * rows * columns * inner / (np.minimum(whole, cut) * slot_flop).min(axis=0)
     return np.asarray(share)
@@ -105,7 +105,7 @@ def gemm_s(
         np.asarray(x, dtype=np.float64) for x in (groups, efficiency, overlap, output_bytes)
     )
     depth = inner / unit.speed_up
-    share = tile_efficiency(rows, columns, depth, gpu.sm_count, half_k=cal.gemm_half_k, groups=copies)
+    share = tile_efficiency(rows, columns, depth, gpu.sm_count, cal, groups=copies)
     flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = unit.peak_flop_per_s * unit.efficiency * share

@@ -14,8 +14,6 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.products import (
     FP32_ACCUMULATE_BYTES,
-    STREAM_K_FIXUP,
-    TILE_SLOWDOWN,
     KernelRate,
     attention_rate_flop_per_s,
     attention_s,
@@ -23,6 +21,7 @@ from hdpsim.cost_models.kernels.products import (
     memory_bound_s,
     roofline_s,
     tile_efficiency,
+    tile_slowdown,
 )
 from hdpsim.cost_models.layout.groups import ProductPrecision
 
@@ -33,42 +32,48 @@ NO_OR_SOME_S = st.just(0.0) | st.floats(1e-9, 1e3)
 class TestTiles:
     def test_full_waves_of_full_tiles_lose_nothing(self) -> None:
         # 16 x 8 tiles of 128 x 256 on 64 SMs: two full waves
-        assert tile_efficiency(16 * 128, 8 * 256, 4096, 64) == 1.0
+        assert tile_efficiency(16 * 128, 8 * 256, 4096, 64, IDEAL) == 1.0
 
     def test_slowdowns_follow_from_the_operands_of_a_tile(self) -> None:
         # (1 + 0.3 * 128 (1/rows + 1/columns)) / (1 + 0.3 * 1.5): 1.45, 1.45, 1.6, 1.9, 1.9 over 1.45
-        assert TILE_SLOWDOWN.tolist() == pytest.approx([1.0, 1.0, 1.6 / 1.45, 1.9 / 1.45, 1.9 / 1.45])
+        assert tile_slowdown(IDEAL).tolist() == pytest.approx([1.0, 1.0, 1.6 / 1.45, 1.9 / 1.45, 1.9 / 1.45])
 
     def test_one_row_of_a_tile_costs_the_smallest_tile(self) -> None:
         # one row of a 64 x 128 tile of 64 rows, one wave of 64 tiles along n
         expected = 1 / 64 / (1.9 / 1.45)
-        assert tile_efficiency(1, 64 * 128, 100, 64) == pytest.approx(expected)
+        assert tile_efficiency(1, 64 * 128, 100, 64, IDEAL) == pytest.approx(expected)
 
     def test_prologue(self) -> None:
         # k / (k + k_half) of a full wave
-        assert tile_efficiency(8 * 128, 8 * 256, 300, 64, half_k=100) == pytest.approx(0.75)
+        assert tile_efficiency(8 * 128, 8 * 256, 300, 64, replace(IDEAL, gemm_half_k=100)) == pytest.approx(
+            0.75
+        )
 
     def test_few_tiles_are_cut_along_k(self) -> None:
         # 8 tiles of 128 x 256 for 64 SMs: w = 1/8, so 80000 k-steps of a tile take 80000 / 8 + 800 on all SMs
-        share = tile_efficiency(2 * 128, 4 * 256, 80_000, 64)
-        assert share == pytest.approx(10_000 / (10_000 + STREAM_K_FIXUP))
+        share = tile_efficiency(2 * 128, 4 * 256, 80_000, 64, IDEAL)
+        assert share == pytest.approx(10_000 / (10_000 + IDEAL.stream_k_fixup))
 
     def test_groups_fill_the_gpu_together(self) -> None:
-        assert tile_efficiency(128, 256, 64, 64) < 0.1
-        assert tile_efficiency(128, 256, 64, 64, groups=64) == 1.0
+        assert tile_efficiency(128, 256, 64, 64, IDEAL) < 0.1
+        assert tile_efficiency(128, 256, 64, 64, IDEAL, groups=64) == 1.0
 
     @given(SIZES, SIZES, SIZES, st.integers(1, 200), st.floats(0, 500))
     def test_a_share(self, m: int, n: int, k: int, sm_count: int, half_k: float) -> None:
-        assert 0.0 < tile_efficiency(m, n, k, sm_count, half_k=half_k) <= 1.0 + 1e-12
+        assert 0.0 < tile_efficiency(m, n, k, sm_count, replace(IDEAL, gemm_half_k=half_k)) <= 1.0 + 1e-12
 
     @given(SIZES, SIZES, SIZES, st.integers(1, 200))
     def test_transposing_the_problem_changes_little(self, m: int, n: int, k: int, sm_count: int) -> None:
-        assert tile_efficiency(m, n, k, sm_count) == pytest.approx(tile_efficiency(n, m, k, sm_count))
+        assert tile_efficiency(m, n, k, sm_count, IDEAL) == pytest.approx(
+            tile_efficiency(n, m, k, sm_count, IDEAL)
+        )
 
     def test_broadcasting(self) -> None:
-        table = tile_efficiency(np.array([[64.0], [128.0], [4096.0]]), np.array([64.0, 2048.0]), 1024, 64)
+        table = tile_efficiency(
+            np.array([[64.0], [128.0], [4096.0]]), np.array([64.0, 2048.0]), 1024, 64, IDEAL
+        )
         assert table.shape == (3, 2)
-        assert table[2, 1] == tile_efficiency(4096, 2048, 1024, 64)
+        assert table[2, 1] == tile_efficiency(4096, 2048, 1024, 64, IDEAL)
 
 
 class TestGemm:

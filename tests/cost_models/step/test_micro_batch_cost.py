@@ -28,7 +28,7 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.products import STREAM_K_FIXUP, gemm_s
+from hdpsim.cost_models.kernels.products import gemm_s
 from hdpsim.cost_models.layer.head import LOSS_PASSES_BYTES
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.groups import RecomputeKind
@@ -59,7 +59,7 @@ class TestTerms:
         # 32 * 125 tiles for the logits: 62.5 waves of 4096 k-steps, the last one cut along k
         logits = 2 * 4096 * HIDDEN * VOCAB / PEAK
         assert term(cost, "logits", 4096) == pytest.approx(
-            logits * (1 + STREAM_K_FIXUP / (62.5 * 4096)), rel=1e-5
+            logits * (1 + IDEAL.stream_k_fixup / (62.5 * 4096)), rel=1e-5
         )
         others = set(TERMS) - {"gemm", "attention", "logits"}
         assert {name for name in others if term(cost, name, 4096) > 1e-7} == set()
