@@ -20,6 +20,8 @@ from hdpsim.experiments.cli.shown import Output
 if TYPE_CHECKING:
     from hdpsim.experiments.verbs.result import Result
 
+_SECTION = re.compile(r"^(?:Args|Returns|Raises):\n", re.M)
+
 
 def _show(run: Callable[..., Result], output: Output, /, **given: Any) -> None:
     output.show(run(**given))
@@ -57,10 +59,10 @@ def verb(
     for option in reversed(options):
         command = option(command)
     made = click.command(name.replace("_", "-"))(command)
-    documented, _, arguments = (ast.get_docstring(function) or "").partition("\nArgs:\n")
+    documented, *sections = _SECTION.split(ast.get_docstring(function) or "")
     paragraphs = [text for text in documented.strip().split("\n\n") if not text.startswith(" ")]
-    words = named_words(arguments)
-    spellings = {str(param.name): param.opts[-1] for param in made.params}
+    words = named_words(sections[0]) if sections else {}
+    spellings = {str(param.name): _spelling(param) for param in made.params}
     made.help = about or _typed("\n\n".join(paragraphs), spellings)
     defaults = dict(zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True))
     known = {parameter.arg: parameter for parameter in parameters}
@@ -70,6 +72,8 @@ def verb(
             continue
         if param.help is None:
             text = _typed(words[parameter.arg], spellings)
+            if param.multiple:
+                text = text.removesuffix(".") + "; repeatable."
             param.help = text[0].upper() + text[1:]
         kind = parameter.annotation
         if isinstance(kind, ast.Name) and kind.id in choices:
@@ -78,6 +82,11 @@ def verb(
         if isinstance(default, ast.Constant) and default.value and not param.is_flag:
             param.default, param.show_default = default.value, True
     return made
+
+
+def _spelling(param: click.Parameter) -> str:
+    """How a parameter is called in the first line of the help."""
+    return param.opts[-1] if isinstance(param, click.Option) else param.metavar or param.opts[-1].upper()
 
 
 def _typed(text: str, spellings: dict[str, str]) -> str:

@@ -42,6 +42,8 @@ def doctor() -> Result:
 
         print(hdpsim.doctor())
 
+    The self-check takes about a second: both executors play the same step, which must not be below its lower bound.
+
     Returns:
         A result whose `error` says what is wrong; None where all is well.
 

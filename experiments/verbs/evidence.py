@@ -161,7 +161,8 @@ def calibrate(
         hdpsim.calibrate("runs.csv", gpu="h100", output="mine.yaml")
         hdpsim.simulate("my_run.yaml", {"calibration": "mine.yaml"})
 
-    They are written as a calibration. Where there are *kernels*, what they say is known before the runs are asked.
+    They are written as a calibration, which scenarios (`calibration: FILE`) and `validate` take. Where there are
+    *kernels*, what they say is known before the runs are asked.
 
     Args:
         records: CSV of training runs; default: the published ones shipped.

@@ -28,11 +28,13 @@ def fabric(
 
         hdpsim.fabric("llama3-24k").to_frame()[["name", "bytes_per_s_per_gpu"]]
 
+    *source* is a scenario or a cluster: a shipped name or a YAML file.
+
     Args:
         source: a scenario, or the name or file of a cluster.
         overrides: keys to change, as `--set` does: `{"cluster.fabric.leaf_oversubscription": 2}`.
         gpus: as many GPUs of it instead of all.
-        drawing: .png or .svg to draw it into.
+        drawing: .png or .svg to draw it into: devices of every kind, how many, and their rates.
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
@@ -74,6 +76,8 @@ def flows(
     """What do flows that meet leave each other, when all GPUs send at once?
 
         hdpsim.flows("llama-7b-1k-github", pattern="all-to-all", gpus=64).to_dict()["slowest_s"]
+
+    *source* is a scenario or a cluster: a shipped name or a YAML file.
 
     Args:
         source: a scenario, or the name or file of a cluster.

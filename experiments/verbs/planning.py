@@ -73,7 +73,8 @@ def plan(
         searched: values that are tried of a key instead of what is usual, such as `"layout.tp=4,8"`.
         top: how many of the best are shown.
         batches: global batches to average over; default: execution.batches of the scenario.
-        workers: processes; what is found does not depend on it where there is time for all.
+        workers: processes; default: one per processor. What is found does not depend on it where there is time for
+            all.
         engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.
         progress: shows how far it is.
 
@@ -162,7 +163,7 @@ def recommend(
         confidence: probability with which the date has to be met; 0.5: an even bet.
         keep_layout: only data parallelism grows; no layout is searched.
         budget: time after which nothing new is tried, such as `"60s"`, or none.
-        batches: global batches to average a step over; None: `execution.batches` of the scenario.
+        batches: global batches to average a step over; default: execution.batches of the scenario.
         progress: shows how far it is.
 
     Returns:
@@ -421,7 +422,7 @@ def sweep(
         overrides: keys to change in every combination, as `--set` does.
         dry_run: say how many simulations it would be, and about how long.
         store: folder where results are kept; default: hdpsim/results in your cache folder.
-        workers: processes; the result does not depend on it.
+        workers: processes; default: one per processor. The result does not depend on it.
         engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.
         progress: shows how far it is.
 

@@ -160,8 +160,9 @@ def compare(
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
-        strategies: names, variants with keys of layout and strategy such as `"static(cp=32,packing=concatenate)"`,
-            one's own as `"my_module:function"`; default: static and HDP of all planners.
+        strategies: names, the first being the base of the speed-ups; variants with keys of layout and strategy such
+            as `"static(cp=32,packing=concatenate)"`, one's own as `"my_module:function"`; default: static and HDP of
+            all planners.
         batches: global batches to average over; default: execution.batches of the scenario.
         replications: play the same plans so often with other machines and moments: how far what is drawn at random
             moves them.

@@ -69,7 +69,7 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
                 "findings.csv",
                 lambda: [{**found, "change": ",".join(found["change"] or ()) or None} for found in findings],
                 "One row per finding: seconds, money, change, gain.",
-                columns=tuple(column.name for column in table.columns),
+                columns=tuple(column.name for column in table.columns if column.name),
             ),
             OutputFile("changed.yaml", changed.to_yaml, "The scenario with all changes that gain together."),
         ),
@@ -155,6 +155,9 @@ def _table(checked: Checked, spent: _Money) -> Table[Finding]:
     """All findings; people see those of a waste."""
     base = checked.trials.base
 
+    def change(finding: Finding) -> list[str] | None:
+        return list(finding.change) or None
+
     def usd_per_day(finding: Finding) -> float | None:
         return spent.usd_per_day(finding.seconds)
 
@@ -167,8 +170,9 @@ def _table(checked: Checked, spent: _Money) -> Table[Finding]:
         Column("share", heading="of step", format=".1%"),
         Column("usd_per_day", usd_per_day, heading="USD/day", format=",.0f"),
         Column("usd", lambda finding: spent.usd(finding.seconds), shown=False),
+        Column("change", change, shown=False),
         Column("gain_s", heading="change saves", unit="s", format=interval(3)),
-        Column("change", lambda finding: list(finding.change) or None, format=", ".join, left=True),
+        Column("", change, heading="change", format=", ".join, left=True),
         Column("gain_usd_per_day", gain_usd_per_day, shown=False),
         Column("verified", shown=False),
         Column("words", lambda finding: _words(finding, spent), shown=False),

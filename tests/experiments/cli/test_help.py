@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -41,6 +42,13 @@ def test_every_verb_has_two_examples_and_a_page(verb: str) -> None:
     assert "Exit codes: 0 fine" in shown
     assert ending.page in shown
     assert (DOCS.parent / ending.page).is_file()
+
+
+@pytest.mark.parametrize("words", [words for verb in VERBS for words in parts_of(verb) or [verb]])
+def test_help_speaks_of_a_command_line_and_not_of_python(words: str) -> None:
+    """Helps are docstrings of functions: nothing of their sections, values and parameters' names is left in them."""
+    shown = CliRunner().invoke(cli, [*words.split(), "--help"], prog_name="hdpsim").stdout
+    assert not re.search(r"Args:|Returns:|Raises:|\bNone\b|\*\w+\*|`[\"\[{]", shown)
 
 
 def test_help_lists_every_verb_with_a_whole_sentence() -> None:

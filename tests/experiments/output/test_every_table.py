@@ -1,4 +1,4 @@
-"""Every table of a verb has columns even where it has no rows, cells that are values, and files like its frames."""
+"""Every table of a verb has its columns in their order, even without rows, cells that are values, and like files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 import hdpsim
 from hdpsim import Result
@@ -15,6 +16,7 @@ from hdpsim.experiments.output.files.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
+COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 SCENARIO = {
     "name": "tables",
     "model": "llama-3-8b",
@@ -69,7 +71,7 @@ def test_tables_have_columns_and_values_and_files_are_the_frames(verb: str, tmp_
     assert result.tables
     for name in result.tables:
         frame = result.to_frame(name)
-        assert len(frame.columns), f"{name} has no columns"
+        assert list(frame.columns) == COLUMNS[verb][name]
         for column in frame:
             kept = frame[column].dropna()
             assert not kept.map(lambda cell: isinstance(cell, dict)).any(), (
