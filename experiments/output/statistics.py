@@ -74,12 +74,12 @@ def fixed(value: float) -> Estimate:
     return Estimate(mean=value, half_width=None, lowest=value, highest=value, count=1)
 
 
-def paired_ratio(figures: Sequence[float], base: Sequence[float], *, independent: bool = True) -> Estimate:
+def paired_ratio(figures: Sequence[float], base: Sequence[float]) -> Estimate:
     """Ratio of two things seen on the same batches, batch by batch.
 
     What a batch does to both cancels out, so the interval is that of the difference, not of either one.
     """
-    return estimate([m / b for m, b in zip(figures, base, strict=True)], independent=independent)
+    return estimate([m / b for m, b in zip(figures, base, strict=True)])
 
 
 def ratio_of_sums(

@@ -116,14 +116,12 @@ def sweep_plots(sweep: Sweep, rows: Sequence[Row]) -> Iterator[OutputFile]:
     rest = ", ".join(dimension.key for dimension in arrangement.rest)
     best = f"; the best over {rest}" if rest else ""
     for name, column, what, scale in _MEASURES:
-        figure = partial(_facets, sweep, rows, arrangement, column, what, scale)
+        figure = partial(_facets, rows, arrangement, column, what, scale)
         description = f"{what} against {arrangement.x.key}{best}. Crosses: cells that cannot run."
         yield OutputFile(name, figure, description)
 
 
-def _facets(
-    sweep: Sweep, rows: Sequence[Row], arrangement: Arrangement, measure: str, what: str, scale: float
-) -> Figure:
+def _facets(rows: Sequence[Row], arrangement: Arrangement, measure: str, what: str, scale: float) -> Figure:
     columns, no_columns = _with_runs(arrangement.column, rows)
     lines, no_lines = _with_runs(arrangement.row, rows)
     series = arrangement.colour.labels if arrangement.colour else ("",)

@@ -83,8 +83,8 @@ def flows(
         source: a scenario, or the name or file of a cluster.
         overrides: keys to change, as `--set` does: `{"cluster.fabric.routing": "ecmp"}`.
         pattern: who sends to whom: permutation, ring, all-reduce, all-to-all, incast.
-        group: GPUs of every group, or senders of an incast; default: all GPUs for a ring or an all-reduce, two nodes
-            for an all-to-all, 8 senders.
+        group: GPUs of every group (a permutation has none), or senders of an incast; default: all GPUs for a ring or an
+            all-reduce, two nodes for an all-to-all, 8 senders.
         size: what every GPU sends, or holds.
         gpus: as many GPUs of the cluster instead of all.
         seed: of the hashes and the permutation.
@@ -107,6 +107,8 @@ def flows(
         )
     for name, value in (("gpus", gpus), ("group", group)):
         check_whole_number(name, value, "gpus")
+    if pattern == "permutation" and group is not None:
+        raise UserInputError("--group: a permutation has no groups: every GPU sends to one other")
     check_whole_number("seed", seed, "seed")
     if top not in range(1, 1001):
         raise UserInputError(f"top must be a whole number from 1 to 1000, got {top}")

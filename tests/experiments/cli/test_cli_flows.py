@@ -103,6 +103,7 @@ def test_a_scenario_and_its_text() -> None:
     ("arguments", "exit_code", "said"),
     [
         (("superpod-h100", "--size", "7"), 2, "--size: expected bytes such as 64MB"),
+        (("superpod-h100", "--group", "8"), 2, "a permutation has no groups"),
         (("superpod-h100", "--pattern", "ring", "--group", "7"), 3, "not a whole number of groups of 7"),
         (
             ("superpod-h100", "--pattern", "all-to-all", "--gpus", "8192", "--group", "8192"),
