@@ -17,7 +17,7 @@ from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 
 def check_calibration_file(path: str, option: str) -> None:
     """Raise UserInputError unless a calibration can be written at *path*; only another one may be replaced."""
-    check_out_file(path, option)
+    check_out_file(path, option, (".yaml", ".yml"))
     target = Path(path)
     if not target.exists() or (target.is_file() and not target.stat().st_size):
         return

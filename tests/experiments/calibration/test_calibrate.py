@@ -126,13 +126,19 @@ def test_too_few_records_are_refused(tmp_path: Path, measured: Path) -> None:
     assert not (tmp_path / "x.yaml").exists()
 
 
-def test_only_a_calibration_is_replaced(measured: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "runs.csv"
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine.yaml", "is there and is no calibration; give another name"),
+        ("runs.csv", "expected a file ending in .yaml or .yml"),
+    ],
+)
+def test_only_a_calibration_is_replaced(name: str, said: str, measured: Path, tmp_path: Path) -> None:
+    mine = tmp_path / name
     mine.write_bytes(measured.read_bytes())
-    command = ["calibrate", str(mine), "--gpu", "h100", "-o"]
-    result = CliRunner().invoke(cli, [*command, str(mine)])
+    result = CliRunner().invoke(cli, ["calibrate", str(measured), "--gpu", "h100", "-o", str(mine)])
     assert result.exit_code == 2
-    assert "is there and is no calibration; give another name" in result.output
+    assert said in result.output
     assert mine.read_bytes() == measured.read_bytes()
     check_calibration_file(str(tmp_path / "new.yaml"), "--output")
     (tmp_path / "new.yaml").touch()
