@@ -132,11 +132,12 @@ def test_what_is_missing_without_stragglers_is_a_fixed_time_of_a_step() -> None:
 def check_table_3(rows: list[dict[str, Any]]) -> None:
     assert [row["step"] for row in rows] == [step["step"] for step in PUBLISHED["ablation"]["steps"]]
     for row in rows:
-        assert abs(row["mfu"] - row["paper_mfu"]) < 1.5, row["step"]
+        # a fixed time is missing, which three times the batch spreads
+        spread = row["step"].startswith("LAMB")
+        assert abs(row["mfu"] - row["paper_mfu"]) < (1.8 if spread else 0.7), row["step"]
         if row["gain"] is not None:
             assert row["gain"] > 0.3, row["step"]
-            # a fixed time is missing, which three times the batch spreads
-            bound = 1.3 if row["step"].startswith("LAMB") else 0.6
+            bound = 1.3 if spread else 0.6
             assert abs(row["gain"] - row["paper_gain"]) < bound, row["step"]
         assert row["mfu_full"] >= row["mfu"] * (1 - 1e-12)
     window = {row["step"]: row for row in rows}["sliding window"]
