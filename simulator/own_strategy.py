@@ -87,7 +87,7 @@ def load_strategy(name: str) -> Strategy:
         function = _imported(name) if ":" in name else _installed(name)
     if not callable(function):
         raise StrategyError(
-            f"strategy {name}: expected a function plan(problem) -> Plan, got a {type(function).__name__}"
+            f"strategy {name}: expected a function plan(problem) -> Plan, got {function!r:.60}"
         )
     try:
         inspect.signature(function).bind(None)

@@ -41,6 +41,8 @@ def given_or_shipped(source: str | Path, folder: Path, what: str) -> Path:
         UserInputError: neither; the message lists the shipped names.
     """
     path, names = Path(source), names_in(folder)
+    if not str(source).strip():
+        raise UserInputError(f"the name of a {what} is empty; shipped: {', '.join(names)}")
     if path.is_file():
         return path
     if str(source) in names:

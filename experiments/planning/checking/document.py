@@ -43,8 +43,8 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
     blocks += filter(None, (words, together, _memory_table(checked), "\n".join(idle)))
     notes = (
         "Findings overlap: a second may be lost in several ways, so their seconds do not add up.",
-        f"Every change was simulated on the same {len(checked.trials.drawn.lengths)} batches as the scenario "
-        f"({checked.trials.tried} changes tried); shown is the one that saves most, fits, and gains on the batches "
+        f"Every change was simulated on the scenario's own batches ({len(checked.trials.drawn.lengths)}; "
+        f"{checked.trials.tried} changes tried); shown is the one that saves most, fits, and gains on the batches "
         f"more than by chance.",
         spent.note,
         *band_lines((checked.trials.base,)),

@@ -278,6 +278,13 @@ def test_errors_of_a_process_have_no_traceback() -> None:
     assert done.stderr.startswith("Error: nowhere: no such file and no shipped scenario")
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_called_empty(name: str) -> None:
+    done = CliRunner().invoke(cli, ["simulate", name])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: the name of a scenario is empty; shipped: campaign-llama3-16k")
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     process = subprocess.Popen(
         [*MODULE, "catalog", "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
