@@ -1,4 +1,4 @@
-"""Steps that we timed ourselves on one H100, on which nothing was fitted."""
+"""Steps that we timed ourselves on one H100, on which no constant was fitted."""
 
 from __future__ import annotations
 
