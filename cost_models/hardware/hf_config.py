@@ -44,6 +44,7 @@ class _Family(NamedTuple):
     parallel: bool = False
     qk_norm: bool = False
     sinks: bool = False
+    layer_norm: bool = False
     shared: int = 0
     window: int = 0
     chunk: int = 0
@@ -215,10 +216,10 @@ def _model(config: _Config, name: str) -> Model:
         full_attention_every=full_every,
         chunked_attention=chunked,
         parallel_block=config.flag("parallel_attn", "use_parallel_residual", default=family.parallel),
-        norm="layer" if family.plain else "rms",
-        biases=family.biases,
-        qkv_biases=config.flag("attention_bias", "qkv_bias", default=family.qkv_biases),
-        qk_norm=family.qk_norm,
+        norm="layer" if family.plain or family.layer_norm else "rms",
+        biases=family.biases if hybrid else config.flag("use_bias", default=family.biases),
+        qkv_biases=config.flag("attention_bias", "qkv_bias", "use_qkv_bias", default=family.qkv_biases),
+        qk_norm=config.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm),
         expert_biases=family.sinks,
         clamped_activation=family.sinks,
         scaled_rotary=family.sinks,

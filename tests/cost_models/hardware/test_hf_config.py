@@ -56,6 +56,34 @@ GEMMA = LLAMA | {
     "model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_attention_heads": 16,
     "num_hidden_layers": 28, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000,
 }  # fmt: skip
+STARCODER2: dict[str, Any] = {
+    "model_type": "starcoder2", "hidden_size": 4608, "intermediate_size": 18432, "num_attention_heads": 36,
+    "num_hidden_layers": 32, "num_key_value_heads": 4, "vocab_size": 49152, "sliding_window": 4096, "use_bias": True,
+}  # fmt: skip
+COMMAND_R: dict[str, Any] = {
+    "model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_attention_heads": 64,
+    "num_hidden_layers": 40, "num_key_value_heads": 64, "vocab_size": 256000, "use_qk_norm": False,
+}  # fmt: skip
+COMMAND_R7B = COMMAND_R | {
+    "model_type": "cohere2", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "sliding_window": 4096,
+}  # fmt: skip
+ERNIE: dict[str, Any] = {
+    "model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "num_attention_heads": 20,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 103424, "use_bias": False,
+    "moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+    "moe_layer_start_index": 1, "moe_layer_interval": 1,
+}  # fmt: skip
+MINIMAX: dict[str, Any] = {
+    "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_attention_heads": 48,
+    "num_hidden_layers": 62, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 200064, "use_qk_norm": True,
+    "num_local_experts": 256, "num_experts_per_tok": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+DOTS: dict[str, Any] = {
+    "model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 32, "n_routed_experts": 128,
+    "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 152064,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -69,6 +97,12 @@ GEMMA = LLAMA | {
         (QWEN2, 7.616e9),  # Qwen2.5-7B
         (QWEN3_MOE, 30.53e9),  # Qwen3-30B-A3B
         ({key: value for key, value in GEMMA.items() if key != "tie_word_embeddings"}, 8.54e9),  # Gemma 7B
+        (STARCODER2, 7.17e9),
+        (COMMAND_R, 34.98e9),
+        (COMMAND_R7B, 8.03e9),
+        (ERNIE, 21.8e9),  # ERNIE-4.5-21B-A3B
+        (MINIMAX, 228.7e9),
+        (DOTS, 142.8e9),  # dots.llm1
     ],
 )
 def test_parameter_counts_of_published_configurations(data: dict[str, Any], published: float) -> None:
@@ -86,7 +120,8 @@ def test_the_configurations_are_the_shipped_models() -> None:
 
 
 def test_ignored_keys_are_told() -> None:
-    assert model_from_hf_config(DEEPSEEK)[1] == ("topk_group",)
+    for data in (DEEPSEEK, STARCODER2, COMMAND_R, ERNIE, MINIMAX, DOTS):
+        assert model_from_hf_config(data)[1] == ()
     assert model_from_hf_config(LLAMA | {"my_key": 1})[1] == ("my_key",)
 
 
@@ -191,6 +226,17 @@ def test_details_of_families() -> None:
         "layer",
     )
     assert model_from_hf_config(NEOX)[0].parallel_block
+    command_r = model_from_hf_config(COMMAND_R)[0]
+    assert (command_r.norm, command_r.gated_mlp, command_r.parallel_block, command_r.qk_norm) == (
+        "layer",
+        True,
+        True,
+        False,
+    )
+    assert model_from_hf_config(COMMAND_R7B)[0].full_attention_every == 4
+    assert model_from_hf_config(STARCODER2)[0].biases
+    assert not model_from_hf_config(ERNIE)[0].biases
+    assert model_from_hf_config(LLAMA | {"model_type": "glm4_moe", "use_qk_norm": True})[0].qk_norm
     assert model_from_hf_config({"text_config": LLAMA, "vision_config": {}})[0].layers == 32
 
 
