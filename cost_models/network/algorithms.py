@@ -34,7 +34,9 @@ _CHANNELS = (
 _SIMPLE_CHUNK_BYTES = (
     32 * 1024
 )  # enqueue.cc: a tree's least chunk; NCCL_SIMPLE_THREAD_THRESHOLD 64 B x 512 threads
-_SIMPLE_SLICE_BYTES = 512 * 1024  # NCCL_BUFFSIZE 4 MiB / NCCL_STEPS 8
+_SLOTS = 8  # NCCL_STEPS
+_SIMPLE_SLICE_BYTES = 4 * 1024 * 1024 / _SLOTS  # of NCCL_BUFFSIZE
+_NVLS_CHUNK_BYTES, _NVLS_CHANNELS, _MANY_NODES = 128 * 1024, 16, 4
 TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 TREE_LL_DIVISOR = 3.8  # tuning.cc
 TREE_LL128_SHARE = (7 / 9, 120 / 128)  # tuning.cc: on one node, on several
@@ -81,6 +83,8 @@ class Wires:
     """Least time of a step of a ring across nodes, and of a tree's step over the network (Node.ring_step_s)."""
     all_to_all_share: float = 1.0
     """Of the rates in `remote`, see Node.all_to_all_share."""
+    tree_channels: float = math.inf
+    """Of a tree across nodes."""
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -242,7 +246,8 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
         NVLink step of Simple = LL's + (its own - LL's) x min(1, bytes / 32 KiB)
 
     Counted: NCCL's correction by size (trees are slow between 64 KiB and 4 MiB), interpolated in log2(bytes)
-        so that more bytes never take less time. A step of Simple hands a chunk on when all of it is there: of up to
+        so that more bytes never take less time; with Simple on a transport with slow steps slots_s instead, and all of
+        the wires' rate. A step of Simple hands a chunk on when all of it is there: of up to
         32 KiB the whole message, which one channel sends, of longer ones no less (NCCL's least chunk).
     Ignored: per-channel limits that bind only with few channels.
     Source: NCCL tuning.cc; Sanders, Speck, Traeff, Parallel Computing 35(12), 2009 (double binary trees).
@@ -263,15 +268,39 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
         bytes_per_s = min(bytes_per_s / TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
     elif protocol is LL128:
         bytes_per_s *= TREE_LL128_SHARE[wires.nodes > 1]
-    table = TREE_CORRECTION[protocol.name]
-    correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
-    time_s: Floats = latency_s + 2 * sizes / (bytes_per_s * correction)
+    if protocol is SIMPLE and wires.nodes > 1 and wires.ring_step_s:
+        steps = wires.ranks / wires.nodes - 1 + depth
+        time_s: Floats = latency_s + 2 * sizes / wires.tree_bytes_per_s + slots_s(sizes, wires, steps)
+    else:
+        table = TREE_CORRECTION[protocol.name]
+        correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
+        time_s = latency_s + 2 * sizes / (bytes_per_s * correction)
     time_s = time_s + np.where(sizes >= LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
     return (
         time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
         if protocol is SIMPLE
         else time_s
     )
+
+
+def slots_s(bytes_total: Floats, wires: Wires, steps: float) -> Floats:
+    """What a tree with Simple waits for free buffers, on a transport with slow steps.
+
+        t = chunks of a channel x 2 steps over the network / 8
+
+    Counted: a connection has 8 buffers of a chunk each, and one is free again when its chunk is there and word of that
+        back. Chunks are halved from 512 KiB: to 128 KiB while a channel has fewer than 8 x *steps* of them, to 64 KiB
+        below 4 x *steps*, to 32 KiB below *steps*.
+    Ignored: up to twice as many chunks right before their size changes, so that more bytes never take less time.
+    Source: NVIDIA/nccl to 2.19, src/enqueue.cc (computeColl, lastChunkSize), NCCL_STEPS, NCCL_BUFFSIZE. All-reduces of
+        8 B to 2 GiB between two p4de agree to 12 % (aws-samples); their step was read off those of 8 B.
+    """
+    largest = bytes_total / wires.tree_channels / _SIMPLE_SLICE_BYTES
+    chunks = np.maximum(8 * steps, largest)
+    for halved, fewest in ((4, 4 * steps), (8, steps), (16, 0.0)):
+        chunks = np.maximum(fewest, np.minimum(halved * largest, chunks))
+    waits_s: Floats = chunks * 2 * wires.ring_step_s / _SLOTS
+    return waits_s
 
 
 def nvls_bytes_per_s(wires: Wires) -> float:
@@ -307,11 +336,13 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     """All-reduce with NVLS inside nodes and, between nodes, one tree per local rank on its own NIC.
 
         t = 25 us x factor + 2 floor(log2 N) network step + bytes / min(NVLS, NICs of the node / 2) + pipeline fill
+            [+ chunks of a channel x 2 network steps / 8]
 
     Counted: every NIC carries its 1/r of the buffer up and down a double binary tree: 2 bytes / r each way (two nodes:
-        1 byte / r).
+        1 byte / r). On a transport with slow steps the wait for free buffers (slots_s): 16 channels send for each rank
+        of a node chunks of 128 KiB, of 64 KiB from four nodes on.
     Ignored: reduction in InfiniBand switches (SHARP).
-    Source: NCCL tuning.cc, NVLSTree.
+    Source: NCCL tuning.cc, NVLSTree; enqueue.cc (calcCollChunking, NCCL_NVLSTREE_MAX_CHUNKSIZE).
     """
     sizes = np.asarray(bytes_total, dtype=np.float64)
     calibration = wires.calibration
@@ -319,7 +350,10 @@ def nvls_tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     network_s = NVLS_TREE_NETWORK_S * calibration.inter_latency_factor + 2 * wires.propagation_s
     network_s = max(network_s, wires.ring_step_s)
     latency_s = NVLS_INTRA_S * calibration.nvls_latency_factor + 2 * int(math.log2(wires.nodes)) * network_s
-    return CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
+    time_s = CollectiveTime(latency_s, 1.0, bytes_per_s, wires.calibration.nvls_fill_s).seconds(sizes)
+    chunk = _NVLS_CHUNK_BYTES / (2 if wires.nodes >= _MANY_NODES else 1)
+    chunks = sizes / (wires.ranks_per_node * _NVLS_CHANNELS * chunk)
+    return time_s + chunks * 2 * wires.ring_step_s / _SLOTS
 
 
 @priced()

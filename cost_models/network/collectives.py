@@ -37,7 +37,7 @@ from hdpsim.cost_models.network.algorithms import (
 )
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
 from hdpsim.cost_models.network.pairwise import all_to_all_s, message_start_s
-from hdpsim.cost_models.network.tuner import Picked, Tuner
+from hdpsim.cost_models.network.tuner import Picked, Tuner, channels_between_nodes
 from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered, shared
 from hdpsim.errors import InfeasibleError
 
@@ -55,6 +55,7 @@ _SWITCHED_ACROSS: dict[str, Callable[[ArrayLike, Wires], Floats]] = {"NVLS tree"
 NCCL_NIC_SHARE = (
     0.97  # of a NIC's line rate that NCCL counts on: its search tries 48 and 24 GB/s for 50 and 25
 )
+MOST_CHANNELS = 32  # NCCL's MAXCHANNELS; connect.cc (ncclTopoPostset) doubles what the search finds
 FEW_SIZES = 64  # of a collective: times of so few are kept, as the stages of a pipeline ask for them
 
 
@@ -196,6 +197,9 @@ class Collectives:
             calibration=calibration,
             ring_step_s=cluster.node.ring_step_s,
             all_to_all_share=cluster.node.all_to_all_share,
+            tree_channels=min(
+                MOST_CHANNELS, 2 * channels_between_nodes(cluster.gpu.calibration, *self._nics(group))
+            ),
         )
 
     def _places(self, group: GroupShape) -> dict[int, int]:
@@ -208,11 +212,15 @@ class Collectives:
     @shared(most=4096)
     def tuner(self, group: GroupShape) -> Tuner:
         """NCCL's own estimates for *group*."""
-        node = self.fabric.cluster.node
-        nic_bytes_per_s = NCCL_NIC_SHARE * node.nic_bytes_per_s
-        nics = node.nics * node.collective_share * group.ranks_per_node / node.gpus
+        nics, nic_bytes_per_s = self._nics(group)
         wires = replace(self.wires(group), nic_bytes_per_s=nics * nic_bytes_per_s / group.ranks_per_node)
-        return Tuner(wires, node.gpu.calibration, nics, nic_bytes_per_s)
+        return Tuner(wires, self.fabric.cluster.gpu.calibration, nics, nic_bytes_per_s)
+
+    def _nics(self, group: GroupShape) -> tuple[float, float]:
+        """NICs of the members on a node, and the rate of one that NCCL counts on."""
+        node = self.fabric.cluster.node
+        nics = node.nics * node.collective_share * group.ranks_per_node / node.gpus
+        return nics, NCCL_NIC_SHARE * node.nic_bytes_per_s
 
     def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
         """Seconds of every algorithm and protocol that applies to an all-reduce."""

