@@ -101,6 +101,10 @@ class Calibration(Checked):
     """FlashAttention of 2022 over the generation's best attention kernel."""
     flash2_rate: Calibrated
     """FlashAttention-2 (2023, written for A100) over the generation's best attention kernel."""
+    mxfp8_attention_rate: Calibrated
+    """Forward of attention in MXFP8 over that of the generation's best attention kernel."""
+    mxfp8_attention_backward_rate: Calibrated
+    """The same of its backward."""
     attention_half_tokens: Calibrated
     """Sequence length at which attention reaches half of its long-sequence rate."""
     attention_block_half_tokens: Calibrated

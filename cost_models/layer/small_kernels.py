@@ -14,7 +14,9 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
+from hdpsim.cost_models.kernels.formats import cast_bytes
 from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
 from hdpsim.cost_models.layer.mamba import mamba_kernels
@@ -101,6 +103,12 @@ LATENT_ROTARY = EagerPasses(
 # Source: Megatron-Core, transformer/multi_latent_attention.py (qkv_up_proj_and_rope_apply).
 LATENT_HEADS = EagerPasses(forward=Passes(0.0, 2.0), backward=Passes(0.0, 2.0))
 
+# Per element that attention in MXFP8 reads: transposed to [batch, heads, tokens, width] (1 + 1), then cast along rows
+# and columns. Source: NVIDIA/TransformerEngine, pull request 2719 (multi_tensor_transpose_to_bhsd,
+# mxfp8_quantize_fast_path); kernels/formats.py.
+NARROW_ATTENTION = Passes(2.0 + cast_bytes("mxfp8") / BF16_BYTES, 0.0)
+NOTHING = Passes(0.0, 0.0)
+
 
 class SmallKernels:
     """Passes over memory of one layer kind ('dense' or 'moe') on one GPU of a layout.
@@ -119,6 +127,7 @@ class SmallKernels:
                   embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
                   values of v put together, a (2 (n + r) + v) / t: passes of CLAMPS to LATENT_HEADS, forward and
                   backward apart
+        MXFP8     attention: casts of queries, keys and values, backward of their output's gradient (NARROW_ATTENTION)
 
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
@@ -149,6 +158,7 @@ class SmallKernels:
         fused = share * (again + once)
         clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
         eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
+        eager += _attention_casts(model, layout)
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         self.passes_backward = BACKWARD_TRAFFIC * fused
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
@@ -219,6 +229,19 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
         return [(SCALED_ROTARY, _queries_and_keys(model, layout.parallel))]
     whole = 2 * model.query_dim + model.value_dim
     return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
+
+
+def _attention_casts(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
+    """Casts around attention of narrow operands, and the elements of each direction."""
+    if layout.kernels.attention != "mxfp8" or not parts_of(model).attention:
+        return []
+    heads = AttentionHeads.of(model, layout)
+    keys = heads.heads if model.latent_attention else heads.kv_heads
+    read = heads.heads * heads.query_dim + keys * (heads.query_dim + heads.value_dim)
+    return [
+        (EagerPasses(NARROW_ATTENTION, NOTHING), read),
+        (EagerPasses(NOTHING, NARROW_ATTENTION), heads.heads * heads.value_dim),
+    ]
 
 
 def _normalised(model: Model, layout: Layout) -> float:

@@ -246,7 +246,7 @@ class AttentionCost:
             busiest = pieces.busiest(of_rank, self.segments.growth(cut, backward=backward))
             step = np.where(by_pack, busiest, step)
         if self._kernel != "unfused":
-            rows = self.segments.longest_row_s(per_segment, cut) * cut.share
+            rows = self.segments.longest_row_s(per_segment, cut, backward=backward) * cut.share
             longest = np.maximum.reduceat(rows, segment_offsets[:-1])
             causal = np.asarray(group_size == 1.0) | (self._exchange is not None)
             keys = self._descending * np.maximum.reduceat(cut.tokens, segment_offsets[:-1])

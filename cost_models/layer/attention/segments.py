@@ -23,6 +23,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import note, priced, remembered
 from hdpsim.cost_models.transformer.flop import attention_pairs
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
 
 
 class SegmentAttention:
@@ -45,6 +46,10 @@ class SegmentAttention:
         self._kernel_rate = KernelRate.of(self._kernel, cal)
         self._dropout = model.dropout
         self._width = heads.width
+        if self._kernel == "mxfp8" and gpu.fp4_flop_per_s is None:
+            raise InfeasibleError(
+                f"layout.attention_kernel = mxfp8: {gpu.name} has no tensor cores for it; use flash"
+            )
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
         self._blocks, self._cut_as_pack = blocks, cut_as_pack
@@ -93,14 +98,19 @@ class SegmentAttention:
         ramp = self._cal.attention_half_tokens * self._ramp(backward)
         unit = 2.0 * self._width * length
         return self._over_layers(
-            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward)
+            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward), backward
         )
 
-    def _over_layers(self, length: Floats, seconds: Callable[[Floats], Floats]) -> Floats:
+    def _window_in(self, backward: bool) -> int | None:
+        """The window that a kernel of that direction knows."""
+        return self._window if self._kernel_rate.windowed_backward or not backward or self._chunked else None
+
+    def _over_layers(self, length: Floats, seconds: Callable[[Floats], Floats], backward: bool) -> Floats:
         """Mean over the layers of what *seconds* says for the keys that a query reaches, times two (causal)."""
-        if self._window is None:
+        window = self._window_in(backward)
+        if window is None:
             return seconds(length)
-        pairs = attention_pairs(length, window=self._window, chunked=self._chunked)
+        pairs = attention_pairs(length, window=window, chunked=self._chunked)
         near = seconds(2.0 * pairs / length)
         if not self._full_share:
             return near
@@ -132,7 +142,7 @@ class SegmentAttention:
             unit = 2.0 * self._width * (reach / length)
             return self._busy_s(unit * tiled**2, unit * local * half, backward=backward)
 
-        return self._over_layers(length, seconds)
+        return self._over_layers(length, seconds, backward)
 
     def least_step_s(self, tokens: ArrayLike, group_sizes: Floats, *, backward: bool) -> Floats:
         """The least of a step's attention on ascending sizes of groups, whatever else is in the pack.
@@ -182,7 +192,7 @@ class SegmentAttention:
         ring_s = self.ring_step_s(cut.tokens, cut.ranks, backward=backward, slices=cut.slices)
         return np.where(alone, self.alone_s(cut.tokens, backward=backward), ring_s) if alone.any() else ring_s
 
-    def longest_row_s(self, seconds: Floats, cut: Cut) -> Floats:
+    def longest_row_s(self, seconds: Floats, cut: Cut, *, backward: bool) -> Floats:
         """Per segment that takes so many *seconds*: its query that meets most keys, in one head (see with_last_wave).
 
             seconds / heads / pairs x keys      causal: s^2 / 2 pairs, s keys; block of a ring: l^2 pairs, l keys
@@ -199,11 +209,12 @@ class SegmentAttention:
             heads, length = heads / ranks, np.maximum(tokens, 1.0)
             pairs = 0.5 * length**2 * self._tiled(length, cut.slices)
         keys = length
-        if self._window is not None:
+        window = self._window_in(backward)
+        if window is not None:
             whole, total = self._full_share, np.maximum(tokens, 1.0)
-            near = attention_pairs(total, window=self._window, chunked=self._chunked) / (0.5 * total**2)
+            near = attention_pairs(total, window=window, chunked=self._chunked) / (0.5 * total**2)
             pairs = pairs * (near + whole * (1.0 - near))
-            keys = np.minimum(length, self._window + whole * (length - self._window))
+            keys = np.minimum(length, window + whole * (length - window))
         return np.asarray(seconds / (heads * pairs) * keys)
 
     def growth(self, cut: Cut, *, backward: bool) -> Callable[[Floats, Ints], Floats]:
@@ -211,9 +222,10 @@ class SegmentAttention:
         block = (cut.ranks > 1.0) & self._blocks
         of_blocks = cut.ranks * self._cal.attention_block_half_tokens
         ramp = np.where(block, of_blocks, self._cal.attention_half_tokens) * self._ramp(backward)
+        window = self._window_in(backward)
 
         def until(tokens: Floats, segment: Ints) -> Floats:
-            pairs = attention_pairs(tokens, window=self._window, chunked=self._chunked)
+            pairs = attention_pairs(tokens, window=window, chunked=self._chunked)
             if self._full_share:
                 pairs = pairs + self._full_share * (attention_pairs(tokens) - pairs)
             return np.asarray(2.0 * pairs + tokens * ramp[segment])

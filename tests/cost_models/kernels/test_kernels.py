@@ -290,6 +290,18 @@ class TestAttention:
             seconds = float(attention_s(1, tokens, 128, (192 + 128) / 2, gpu, cal, backward=side, burst=True))
             assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.14)
 
+    @pytest.mark.parametrize(
+        ("tokens", "forward_ms", "backward_ms"),
+        # cuDNN 9.23, MXFP8, causal, 2 x 64 heads of 128 (sdpa_benchmark_training/results/llama3.1/gb200, May 2026)
+        [(2048, 0.105, 0.467), (4096, 0.328, 1.331), (8192, 1.160, 4.308), (32768, 17.288, 62.482)],
+    )
+    def test_attention_in_mxfp8_on_gb200(self, tokens: int, forward_ms: float, backward_ms: float) -> None:
+        gpu, cal = catalog.gpu("gb200"), calibration("blackwell")
+        kernel = KernelRate.of("mxfp8", cal)
+        for side, measured_ms in ((False, forward_ms), (True, backward_ms)):
+            seconds = attention_s(2, tokens, 64, 128, gpu, cal, backward=side, kernel=kernel, burst=True)
+            assert float(seconds) * 1e3 == pytest.approx(measured_ms, rel=0.1)
+
     def test_no_kernel_ends_before_its_longest_tile(self) -> None:
         cal = replace(IDEAL, attention_tile_tokens=128)
         # one head: every SM could hold a tile of its own, and the longest takes 128 keys x 4096 queries

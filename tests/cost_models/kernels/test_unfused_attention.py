@@ -9,6 +9,7 @@ import pytest
 from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, HEADS, IDEAL, MODEL, PEAK, ideal_cluster
 
 from hdpsim.cost_models.calibration.calibration import Calibration
+from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.attention.attention import AttentionCost
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
@@ -18,13 +19,15 @@ from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.errors import InfeasibleError
 
 S, D = 2048.0, 128
 
 
-def alone(layout: Layout, model: Model = MODEL, cal: Calibration = IDEAL, *, backward: bool = False) -> float:
-    where = ideal_cluster()
-    cost = AttentionCost(model, layout, where.gpu, cal, FabricModel(where, cal.network))
+def alone(
+    layout: Layout, model: Model = MODEL, cal: Calibration = IDEAL, gpu: Gpu = GPU, *, backward: bool = False
+) -> float:
+    cost = AttentionCost(model, layout, gpu, cal, FabricModel(ideal_cluster(), cal.network))
     return float(cost.segments.alone_s([S], backward=backward)[0])
 
 
@@ -71,6 +74,22 @@ def test_older_flash_kernels_run_at_their_rate() -> None:
     assert [alone(Layout(attention_kernel=kernel), cal=cal) for kernel in kernels] == pytest.approx(
         [alone(Layout()) * factor for factor in (1, 2, 4)], rel=1e-12
     )
+
+
+def test_attention_in_mxfp8_has_rates_of_its_own_and_a_backward_without_windows() -> None:
+    cal = replace(IDEAL, mxfp8_attention_rate=2.0, mxfp8_attention_backward_rate=1.25)
+    gpu = replace(GPU, fp4_flop_per_s=4 * PEAK)
+    for windowed in (
+        MODEL,
+        replace(MODEL, sliding_window=256),
+        replace(MODEL, sliding_window=256, full_attention_every=2),
+    ):
+        for backward, rate in ((False, 2.0), (True, 1.25)):
+            seconds = alone(Layout(attention_kernel="mxfp8"), windowed, cal, gpu, backward=backward)
+            whole = alone(Layout(), MODEL if backward else windowed, cal, backward=backward)
+            assert seconds == pytest.approx(whole / rate, rel=1e-12)
+    with pytest.raises(InfeasibleError, match="has no tensor cores for it"):
+        alone(Layout(attention_kernel="mxfp8"), gpu=replace(GPU, fp4_flop_per_s=None))
 
 
 @pytest.mark.parametrize(("backward", "slowdown"), [(False, 1.4), (True, 2.0)])

@@ -198,6 +198,17 @@ def test_fused_experts_clamp_and_add_biases_in_their_products() -> None:
     assert moe(MOE, fused).passes == moe(MOE, grouped).passes
 
 
+def test_attention_in_mxfp8_transposes_and_casts_what_it_reads() -> None:
+    plain, narrow = (
+        SmallKernels(MODEL, Layout(tp=2, attention_kernel=kernel), GPU, CAL, moe=False)
+        for kernel in ("flash", "mxfp8")
+    )
+    # read and written transposed, then 5.3 B of a cast along rows and columns
+    per_element = 2 + 5.3 / 2
+    assert narrow.passes - plain.passes == pytest.approx(per_element * (HEADS + 2 * KV_HEADS) * 128 / 2)
+    assert narrow.passes_backward - plain.passes_backward == pytest.approx(per_element * HEADS * 128 / 2)
+
+
 def test_norms_activation_and_clamps_run_again() -> None:
     model = replace(MOE, clamped_activation=True, expert_biases=True, qk_norm=True)
     tokens, plain = np.array([1000.0]), Layout(ep=8, recompute="selective")
