@@ -163,7 +163,7 @@ def _recompute(config: RunConfig) -> Filled:
 
 def _chunks(config: RunConfig) -> Filled:
     """No chunks of layers on a stage where none are printed and the usual ones do not fit: they hold more in flight."""
-    if config.vpp is not None or not interleaves(Run(config)):
+    if config.vpp is not None or dict(config.switches).get("schedule") or not interleaves(Run(config)):
         return NOTHING
     try:
         if predict_memory(config, prepare(config)).fits:

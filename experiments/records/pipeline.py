@@ -11,7 +11,6 @@ from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
 
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
-_V_SHAPED = re.compile(r"\b(?:ZB-?V(?:ZeroBubble)?|DualPipeV)\b")
 _SCHEDULES = {
     "ZB-1p": "zb-h1",
     "ZB-2p": "zb-h2",
@@ -45,6 +44,9 @@ def blocked(config: RunConfig) -> str:
 
 
 def _named(config: RunConfig) -> str:
+    stated = dict(config.switches).get("schedule")
+    if stated is not None:
+        return str(stated)
     named = _SPLIT.search(config.framework) or _SPLIT.search(config.notes)
     return _SCHEDULES.get(named[1], named[1]) if named else ""
 
@@ -57,7 +59,7 @@ def virtual_stages(run: Run, dealt_layers: int) -> tuple[int, str]:
     """
     config = run.config
     pp = config.pp or 1
-    if pp > 1 and config.vpp in (None, 1) and _V_SHAPED.search(f"{config.framework} {config.notes}"):
+    if pp > 1 and config.vpp in (None, 1) and _named(config) == "zb-v":
         return 2, "two chunks on every stage (V-shaped schedules)"
     if config.vpp is not None:
         if config.vpp > 1 and pp == 1:

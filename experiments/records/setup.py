@@ -249,7 +249,7 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
     assumptions += switches.assumptions
     if config.ep is not None and config.ep > 1 and tp > 1 and "etp" not in switches.layout:
         assumptions.append("each expert whole on one GPU (no expert tensor parallelism) when ep >= tp")
-    settings: dict[str, Any] = {"precision": "fp8", **switches.layout, "schedule": schedule_of(config, vpp)}
+    settings: dict[str, Any] = {"precision": "fp8", "schedule": schedule_of(config, vpp), **switches.layout}
     kind = "none" if ranks == 1 else _OF_SHARDING[sharding]
     return Layout(
         tp=tp, pp=pp, vpp=vpp, cp=cp, ep=config.ep or 1, sharding=kind, recompute=recompute, **settings
@@ -317,7 +317,10 @@ def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
     config = run.config
     cloud = setting_of(run, "node")
-    node = catalog.node(str(cloud.value)) if cloud else catalog.node_with(catalog.gpu(config.gpu).name)
+    gpu = catalog.gpu(config.gpu).name
+    node = catalog.node(str(cloud.value)) if cloud else catalog.node_with(gpu)
+    if node.gpu.name != gpu:
+        raise InfeasibleError(f"cluster.node {node.name} carries {node.gpu.name}, the record names {gpu}")
     assumptions += [cloud.words] if cloud and cloud.words else []
     domain = node.gpus
     if domain <= MOST_OF_A_SERVER and config.gpus_per_node:

@@ -16,13 +16,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
+from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.facts import is_model_file, model_of_file
 from hdpsim.experiments.software.run import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.settings import FIELDS
 from hdpsim.yaml_loader import load_yaml
 
 MemoryOutcome = Literal["oom", "ran"]
@@ -107,7 +110,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
 }  # fmt: skip
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
-_CONFIG = tuple(field.name for field in fields(RunConfig))
+_CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
+_SWITCHES = re.compile(r"(?:layout|memory)\..+|cluster\.node")
+"""Columns that are keys of a scenario."""
+_OWN_COLUMN = {
+    **{name: name for name in ("tp", "pp", "vpp", "cp", "ep", "recompute", "precision")},
+    "sharding": "zero_stage", "sequence_parallel": "sp", "rank_capacity": "micro_batch", "must_fit": "outcome",
+}  # fmt: skip
+"""Keys that are no columns, and the columns that say it."""
 
 
 def shipped_records() -> Path:
@@ -179,6 +189,8 @@ def _record(where: str, cells: Mapping[str, str]) -> Record:
     known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
     if "framework" not in cells and values.get("source"):
         known["framework"] = values["source"]  # a file of one stack names it as its source
+    stated = {name: text for name, text in cells.items() if text and _SWITCHES.fullmatch(name)}
+    known["switches"] = tuple(_switch(where, name, text) for name, text in stated.items())
     seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
     return Record(
         name=str(values.get("id") or where.rpartition(", ")[2]),
@@ -203,6 +215,21 @@ def _value(where: str, column: str, text: str) -> object:
     if column in _CHOICES:
         return _choice(where, column, text)
     return text
+
+
+def _switch(where: str, column: str, text: str) -> tuple[str, object]:
+    """The switch that a column of a scenario's key means, and its value, as a scenario has it."""
+    name = column.partition(".")[2]
+    own = _OWN_COLUMN.get(name)
+    if own or (column != "cluster.node" and column not in KEYS):
+        hint = f"; the column is {own}" if own else did_you_mean(column, tuple(KEYS))
+        raise UserInputError(f"{where}: {column}: is no switch of a record{hint}")
+    try:
+        if column == "cluster.node":
+            return name, catalog.node(text).name
+        return FIELDS.get(name, name), KEYS[column].parse(load_yaml(text))
+    except (ValueError, HdpSimError) as error:
+        raise UserInputError(f"{where}: {column}: {error}") from None
 
 
 def _integer(where: str, column: str, text: str) -> int:

@@ -137,6 +137,9 @@ def interleaves(run: Run) -> bool:
         return False
     if config.vpp is not None:
         return config.vpp > 1
+    schedule = setting_of(run, "schedule")
+    if schedule is not None:
+        return schedule.value == "interleaved"
     if _INTERLEAVED.search(f"{config.framework} {config.notes}"):
         return True
     return any(setting_of(run, switch) is not None for switch in ("chunks", "interleaves"))

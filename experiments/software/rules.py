@@ -196,7 +196,8 @@ def switches() -> tuple[str, ...]:
 def fields_set(run: Run, *owners: type) -> tuple[Setting, ...]:
     """What the rules set of Layout, or of the fields of some dataclasses."""
     known = {name for owner in owners for name in settable(owner)}
-    found = (setting_of(run, switch) for switch in switches() if switch in known)
+    asked = dict.fromkeys((*switches(), *dict(run.config.switches)))
+    found = (setting_of(run, switch) for switch in asked if switch in known)
     return tuple(setting for setting in found if setting is not None)
 
 
@@ -221,6 +222,9 @@ def setting_of(run: Run, switch: str) -> Setting | None:
 
 
 def _first(run: Run, switch: str) -> Setting | None:
+    stated = dict(run.config.switches)
+    if switch in stated:
+        return Setting(switch=switch, value=stated[switch])
     found = _deciding(run, switch)
     if found is None:
         return None

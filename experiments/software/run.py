@@ -30,6 +30,7 @@ class RunConfig:
         cp: context-parallel degree, of whatever kind.
         grad_accum: micro-batches of a step on one data-parallel rank (instead of global_batch_seqs).
         notes: free text; statements about the model that no column can hold are looked for here.
+        switches: what columns `layout.*`, `memory.*` and `cluster.node` say: switches that no rule decides any more.
     """
 
     gpu: str
@@ -68,3 +69,4 @@ class RunConfig:
     attention: str = ""
     family: str = ""
     notes: str = ""
+    switches: tuple[tuple[str, object], ...] = ()

@@ -51,9 +51,9 @@ def plain(config: RunConfig) -> RunConfig:
 
 
 def is_plain(config: RunConfig) -> bool:
-    """Whether the name of its software is all that a run says of it: neither more words nor notes change a switch."""
+    """Whether the name of its software is all that a run says of it: no column, words or notes change a switch."""
     bare = plain(config)
-    return config.framework == bare.framework and _decided(config) == _decided(bare)
+    return config.framework == bare.framework and not config.switches and _decided(config) == _decided(bare)
 
 
 def _decided(config: RunConfig) -> dict[str, object]:

@@ -185,7 +185,11 @@ def test_a_year_that_no_shipped_record_has_gets_the_switches_of_its_stack() -> N
     assert of(framework="Megatron-LM", year=2020)["gradient_accumulation"] == "separate"
     assert "gradient_accumulation" not in of(framework="Megatron-LM", year=2027)
     assert of(framework="Megatron-Core 0.7", year=2024, n_experts=8, tp=4)["etp"] == 4
-    assert "etp" not in of(framework="Megatron-Core 0.14", year=2025, n_experts=8, tp=4)
+    assert of(framework="Megatron-Core 0.14", year=2025, n_experts=8, tp=4)["etp"] == 4
+    assert "etp" not in of(
+        framework="Megatron-Core 0.14", year=2025, n_experts=8, tp=4, ep=32
+    )  # 128 GPUs a copy
+    assert "etp" not in of(framework="Megatron-Bridge 25.09", year=2025, n_experts=8, tp=4)
     assert of(framework="torchtitan", year=2027, cp=2)["cp_kind"] == "all-gather"
 
 
