@@ -29,7 +29,7 @@ from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, 
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.files.csv import as_number
-from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
+from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 
@@ -253,7 +253,7 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
         cal = replace(cal, network=replace(cal.network, **instrument.network))
     collectives = _collectives(node, spread, cal)
     if record["kind"] == "p2p":
-        return float(collectives.p2p_s(size, 1 if spread > 1 else 0))
+        return _as_printed(float(collectives.p2p_s(size, 1 if spread > 1 else 0)), instrument)
     stride = 1 if spread == 1 or ranks >= spread * node.gpus else max(1, int(node.gpus * spread // ranks))
     group = collectives.group(int(ranks), stride=stride)
     place = {"in_place": "in-place" in notes} if record["kind"] in ("allgather", "reducescatter") else {}
@@ -261,4 +261,10 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
         time_s = float(collectives.all_reduce_options(size, group)[instrument.algorithm])
     else:
         time_s = float(getattr(collectives, f"{_COLLECTIVES[record['kind']]}_s")(size, group, **place))
-    return max(time_s + instrument.lone_s, instrument.launch_s + ranks * instrument.launch_each_s)
+    launches_s = instrument.launch_s + ranks * instrument.launch_each_s
+    return _as_printed(max(time_s + instrument.lone_s, launches_s), instrument)
+
+
+def _as_printed(time_s: float, instrument: Instrument) -> float:
+    """What is left of a time in the mean where the source cuts off what is no whole unit."""
+    return max(0.0, time_s - instrument.cut_s / 2)

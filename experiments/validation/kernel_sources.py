@@ -34,6 +34,7 @@ class Instrument:
         launch_s: least time of a kernel, as the benchmark launches them.
         launch_each_s: what each GPU of a collective, or each group of a product, adds to that.
         lone_s: host time that is measured along, where nothing else is queued before a collective.
+        cut_s: times are printed as so many whole units of this, cut off.
         algorithm: of NCCL, where the benchmark prescribes one; empty: what NCCL picks.
         zeros_rate: of products of zeros over others by generation of the GPU, and of any `other`.
         cast_bytes: per element of an input, casts that are timed along.
@@ -53,6 +54,7 @@ class Instrument:
     launch_s: float = 0.0
     launch_each_s: float = 0.0
     lone_s: float = 0.0
+    cut_s: float = 0.0
     algorithm: str = ""
     zeros_rate: Mapping[str, float] = field(default_factory=dict)
     cast_bytes: float = 0.0
