@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.routing import busiest_over_mean, spread_of
 from hdpsim.cost_models.layer.sent import SentTimes
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
@@ -19,6 +19,9 @@ from hdpsim.cost_models.transformer.model import Model
 
 # SMs that dispatch and combine keep while they run beside compute: DeepEP's default (deepseek-ai/DeepEP, set_num_sms).
 DISPATCH_SMS = 20
+# GPUs of an NVLink domain that DeepEP's kernels know (deepseek-ai/DeepEP, kernels/configs.cuh, NUM_MAX_NVL_PEERS): what
+# dispatches in larger ones is Hybrid-EP.
+DEEPEP_DOMAIN = 8
 
 
 class ExpertParallel:
@@ -76,7 +79,8 @@ class ExpertParallel:
 
         h: of latent experts the latent width.
         Counted: both all-to-alls, BF16; fused kernels send a token once to each node, forward it over NVLink once to
-        each GPU, and sum the outputs of a GPU's experts before they send them back.
+        each GPU, and sum the outputs of a GPU's experts before they send them back; in the forward Hybrid-EP's maps,
+        half of them in each direction.
         Ignored: routing limited to some nodes.  Source: DeepEP (deepseek-ai), Hybrid-EP (Megatron-Core).
         """
         if self._layout.parallel.ep == 1:
@@ -84,7 +88,28 @@ class ExpertParallel:
         volume = self._routed_bytes(tokens)
         if self._layout.experts.dispatch == "all-to-all":
             return np.asarray(2 * self._collectives.all_to_all_s(volume, self._group))
-        return np.asarray(2 * self._fused_s(volume))
+        return np.asarray(2 * self._fused_s(volume) + self._routing_maps_s(tokens) / 2)
+
+    def _routing_maps_s(self, tokens: Floats) -> Floats:
+        """What Hybrid-EP does before it dispatches: every GPU gets the routing map of all, and reads it.
+
+            t = map / NVLink rate + map / HBM rate        map = GPUs of the group x tokens / tp x experts x 1 B
+
+        Counted: racks, whose domains are larger than what DeepEP knows; several racks gather over NCCL.
+        Ignored: Hybrid-EP in servers of 8 GPUs.
+        Source: deepseek-ai/DeepEP, branch hybrid-ep, executor.cu (allgather_routing_map: bool, tokens x experts) and
+        hybrid_ep.cu (metadata_preprocessing; enable_custom_allgather); Megatron-Core has sent maps of indices since
+        September 2026 (pull request 6614).
+        """
+        group = self._group
+        if self._collectives.fabric.cluster.node.gpus <= DEEPEP_DOMAIN:
+            return np.zeros_like(tokens)
+        map_bytes = group.ranks * self._model.experts * tokens / self._layout.parallel.tp
+        read_s = memory_bound_s(map_bytes, self._collectives.fabric.cluster.gpu, self._cal)
+        if group.nodes > 1:
+            return self._collectives.all_gather_s(map_bytes, group) + read_s
+        rate = self._collectives.wires(group).p2p_nvlink_bytes_per_s
+        return np.asarray(map_bytes * (1.0 - 1.0 / group.ranks) / rate + read_s)
 
     def sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
         """What a GPU sends to other nodes in one direction (*exposed_s* of it shows); None: experts are on one node."""

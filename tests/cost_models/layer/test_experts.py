@@ -150,6 +150,23 @@ class TestFusedDispatch:
         assert parts_of_a_token(64, 8, 8) == pytest.approx(8 * (1 - 0.32091), rel=1e-4)
         assert fused == pytest.approx(plain * parts_of_a_token(64, 8, 8) / 8, rel=1e-9)
 
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_hybrid_ep_gathers_the_routing_maps_of_a_rack(self, tp: int) -> None:
+        servers = ideal_cluster()
+        rack = replace(servers, node=replace(servers.node, gpus=64, nics=64), nodes=1)
+        layout = Layout(ep=64 // tp, tp=tp, expert_dispatch="fused")
+        model = replace(MIXTRAL, experts=512, top_k=22)
+
+        def all_to_all_s(experts: int) -> float:
+            collectives = Collectives(FabricModel(rack, IDEAL.network))
+            cost = LayerCost(replace(model, experts=experts), layout, rack, IDEAL, collectives, moe=True)
+            return one(cost.expert_all_to_all_s(np.array([T])))
+
+        ranks, rows = 64 // tp, T / tp
+        sent = 2 * rows * 4096 * 2 * parts_of_a_token(512, 22, ranks) * (1 - 1 / ranks) / NVLINK
+        map_s = ranks * rows * 512 * ((1 - 1 / ranks) / NVLINK + 1 / rack.gpu.hbm_bytes_per_s)
+        assert all_to_all_s(512) == pytest.approx(sent + map_s / 2, rel=1e-9)
+
 
 class TestLaunchesOfExperts:
     def test_modules_have_a_product_and_a_cast_for_each(self) -> None:
