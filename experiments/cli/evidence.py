@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.experiments.cli.groups import Commands
-from hdpsim.experiments.cli.options import OUTPUT, Decorator, file_option, number_option
+from hdpsim.experiments.cli.options import SCENARIO_FILES, Decorator, number_option, written_option
 from hdpsim.experiments.cli.shown import Output, say
 from hdpsim.experiments.cli.verb import verb
 
@@ -63,9 +63,6 @@ def _write_scenario(
     **_options: object,
 ) -> None:
     """Print or write the scenario of a record."""
-    files = import_module("hdpsim.experiments.output.files.out_file")
-    if target is not None:
-        files.check_out_file(target, "-o", (".yaml", ".yml"))
     rules = import_module("hdpsim.experiments.software.rules").left_out(without) if without else frozenset()
     text = import_module("hdpsim.experiments.records.scenario").record_scenario(
         name, records, calibration, rules
@@ -73,30 +70,24 @@ def _write_scenario(
     if target is None:
         say(text, nl=False)
         return
-    files.write_whole(target, text, "scenario")
+    import_module("hdpsim.experiments.output.files.out_file").write_whole(target, text, "scenario")
     say(f"wrote {target}")
 
 
 validate = verb(
     "evidence",
     "validate",
-    click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path()),
-    click.option("--memory", is_flag=True),
-    file_option("--calibration"),
-    file_option("--kernels"),
-    file_option("--steps"),
-    click.option("--scenario", metavar="SCENARIO"),
-    file_option("--longctx"),
-    click.option("--lengths", metavar="DATASET=TRACE", multiple=True),
-    file_option("--write-residuals", "residuals"),
-    click.option("--without", metavar="RULES", multiple=True),
-    click.option("--as", "view"),
     click.option(
         "--scenario-of",
         metavar="ID",
         help="Print the scenario of one record, which `hdpsim simulate` times as it is predicted here.",
     ),
-    file_option("-o", "scenario_file", help="With --scenario-of: write it to a .yaml file instead."),
+    written_option(
+        "-o",
+        "scenario_file",
+        endings=SCENARIO_FILES,
+        help="With --scenario-of: write it to a .yaml file instead.",
+    ),
     click.option(
         "--template",
         is_flag=True,
@@ -106,23 +97,10 @@ validate = verb(
         help="Print a RECORDS.csv to fill in: its columns, and a published run as an example.",
     ),
     click.option("--markdown", is_flag=True, help="Print tables and summary as Markdown."),
-    *OUTPUT,
     shown=_show_validation,
 )
 
-calibrate = verb(
-    "evidence",
-    "calibrate",
-    click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path()),
-    click.option("--gpu", required=True, metavar="NAME"),
-    file_option("-o", "--output", required=True),
-    click.option("--constants", metavar="A,B"),
-    click.option("--kernels", multiple=True, metavar="FILE", type=click.Path()),
-    click.option("--no-runs", "runs", flag_value=False, default=True, help="Fit on kernels only."),
-    file_option("--start"),
-    click.option("--workers", type=click.IntRange(1, 64), metavar="N"),
-    *OUTPUT,
-)
+calibrate = verb("evidence", "calibrate")
 
 
 class _Papers(Commands):
@@ -149,8 +127,7 @@ def _reproducing(paper: str) -> click.Command:
 
     folder = paper_folder(paper)
     options: list[Decorator] = [
-        click.option("--cells", metavar="FILE", type=click.Path(), help=folder.cells_help),
-        file_option("--write-residuals", "residuals"),
+        click.option("--cells", metavar="FILE", type=click.Path(), help=folder.cells_help)
     ]
     if folder.figures:
         only = f"Only this figure ({', '.join(map(str, folder.figures))}); repeatable."
@@ -162,4 +139,4 @@ def _reproducing(paper: str) -> click.Command:
     def shown(run: Callable[..., Result], output: Output, /, **given: Any) -> None:
         output.show(run(paper=paper, **given))
 
-    return verb("evidence", "reproduce", *options, *OUTPUT, shown=shown, about=folder.setup["about"])
+    return verb("evidence", "reproduce", *options, shown=shown, about=folder.setup["about"])

@@ -12,12 +12,14 @@ import click
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.catalog import catalog as catalog
 from hdpsim.experiments.cli.options import (
+    SCENARIO_FILES,
     checked_with,
     file_option,
     json_option,
     number_option,
     scenario_argument,
     set_option,
+    written_option,
 )
 from hdpsim.experiments.cli.shown import Output, emit_json, say
 from hdpsim.experiments.cli.trace import trace as trace
@@ -26,36 +28,11 @@ from hdpsim.experiments.cli.verb import verb
 if TYPE_CHECKING:
     from hdpsim.experiments.exchange.new import Question
 
-doctor = verb("doctor", "doctor", json_option)
+doctor = verb("doctor", "doctor", output=[json_option])
 
-fabric = verb(
-    "network",
-    "fabric",
-    click.argument("source", metavar="SCENARIO|CLUSTER"),
-    number_option("gpus", "--gpus"),
-    file_option("--out", "drawing"),
-    json_option,
-)
+fabric = verb("network", "fabric", output=[json_option])
 
-flows = verb(
-    "network",
-    "flows",
-    click.argument("source", metavar="SCENARIO|CLUSTER"),
-    click.option("--pattern"),
-    number_option("gpus", "--group"),
-    click.option("--size", metavar="BYTES"),
-    number_option("gpus", "--gpus"),
-    number_option("seed", "--seed"),
-    click.option("--top", type=click.IntRange(1, 1000), metavar="N"),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Change a key of the cluster (cluster.fabric.routing=ecmp); repeatable.",
-    ),
-    json_option,
-)
+flows = verb("network", "flows", output=[json_option])
 
 
 @click.command("scenarios")
@@ -113,7 +90,7 @@ def report(folder: str, output: str | None) -> None:
 
 
 @click.command("schema")
-@file_option("-o", "--output", "path", help="Write it there; default: print it.")
+@written_option("-o", "--output", "path", help="Write it there; default: print it.")
 def schema(path: str | None) -> None:
     """Print the JSON Schema of scenario files, by which editors complete and check them.
 
@@ -121,14 +98,13 @@ def schema(path: str | None) -> None:
     """
     import json
 
-    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import write_whole
     from hdpsim.experiments.scenario.json_schema import scenario_schema
 
     text = json.dumps(scenario_schema(), indent=2) + "\n"
     if path is None:
         say(text, nl=False)
         return
-    check_out_file(path, "--output")
     write_whole(path, text)
     say(f"wrote {path}")
 
@@ -165,7 +141,7 @@ def completion(shell: str) -> None:
     help="The tool.",
 )
 @click.option("--megatron", "spelling", metavar="RELEASE", default="", help="Older spelling: main-2026-08.")
-@file_option("-o", "--output", "out", help="Where to write.")
+@written_option("-o", "--output", "out", help="Where to write.")
 @set_option
 @json_option
 def export(
@@ -177,11 +153,9 @@ def export(
     tool cannot say.
     """
     from hdpsim.experiments.exchange.exporter import export_document, export_scenario
-    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import write_whole
     from hdpsim.experiments.scenario.scenario import load_scenario
 
-    if out is not None:
-        check_out_file(out, "--output")
     checked = load_scenario(scenario, overrides)
     found = export_scenario(checked, target, spelling)
     if out is not None:
@@ -205,7 +179,7 @@ def export(
 @click.option(
     "--release", metavar="TEXT", help="Release of the tool (0.13), whose defaults fill what is not said."
 )
-@file_option("-o", "--output", "out", help="Where to write.")
+@written_option("-o", "--output", "out", endings=SCENARIO_FILES, help="Where to write.")
 @json_option
 def import_(
     file: str,
@@ -225,10 +199,8 @@ def import_(
     """
     from hdpsim.experiments.exchange.import_report import import_document, imported_text
     from hdpsim.experiments.exchange.importer import Asked, import_file
-    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import write_whole
 
-    if out is not None:
-        check_out_file(out, "--output", (".yaml", ".yml"))
     found = import_file(file, form, Asked(cluster=cluster, gpus=gpus, model=model, release=release))
     if out is not None:
         write_whole(out, imported_text(found), "scenario")
@@ -245,7 +217,7 @@ def import_(
 @click.option("--context", metavar="TOKENS", help="The longest sequence.")
 @click.option("--batch", metavar="N", help="Tokens (4M) or sequences (512 sequences) of a step.")
 @click.option("--framework", metavar="NAME", help="Training stack and release (megatron-core 0.14), or none.")
-@file_option("-o", "--output", "out", help="Where to write.")
+@written_option("-o", "--output", "out", endings=SCENARIO_FILES, help="Where to write.")
 def new(out: str | None, **given: str | None) -> None:
     """Write a first scenario: asks five questions, and finds a layout that fits into memory.
 
@@ -253,11 +225,9 @@ def new(out: str | None, **given: str | None) -> None:
     """
     from hdpsim.experiments.bands.memory_fit import fits_words
     from hdpsim.experiments.exchange.new import QUESTIONS, answered, new_scenario, says_it_all
-    from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
+    from hdpsim.experiments.output.files.out_file import write_whole
     from hdpsim.experiments.output.words import memory_of
 
-    if out is not None:
-        check_out_file(out, "--output", (".yaml", ".yml"))
     answers: dict[str, Any] = {}
     for number, question in enumerate(QUESTIONS, start=1):
         values = [given[option.removeprefix("--")] for option in question.options]

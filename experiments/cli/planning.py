@@ -8,22 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.cli.options import (
-    OUTPUT,
-    SCENARIO,
-    batches_option,
-    budget_option,
-    completed_keys,
-    engine_option,
-    file_option,
-    gpu_types_option,
-    number_option,
-    scenario_argument,
-    set_option,
-    strategies_option,
-    target_option,
-    workers_option,
-)
+from hdpsim.experiments.cli.options import SCENARIO_FILES, file_option, written_option
 from hdpsim.experiments.cli.shown import Output, end_interrupted, say
 from hdpsim.experiments.cli.verb import verb
 
@@ -42,8 +27,6 @@ def _write_plan(
     from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.planning.plan import write_flags
 
-    if scenario_file is not None:
-        check_out_file(scenario_file, "-o", (".yaml", ".yml"))
     asked = {tool: options.pop(tool) for tool in _TOOLS if tool in options}
     for tool, path in asked.items():
         if path == "-" and output.as_json:
@@ -72,15 +55,7 @@ def _write_plan(
 plan = verb(
     "planning",
     "plan",
-    *SCENARIO,
-    click.option("--gpus", metavar="N,N,..."),
-    gpu_types_option,
-    click.option("--objective"),
-    budget_option,
-    click.option("--headroom", metavar="SHARE"),
-    click.option("--search", "searched", multiple=True, metavar="KEY=A,B"),
-    click.option("--top", type=click.IntRange(1, 100)),
-    file_option("-o", "scenario_file", help="Write the best one as a scenario (.yaml)."),
+    written_option("-o", "scenario_file", endings=SCENARIO_FILES, help="Write the best one as a scenario (.yaml)."),
     *(
         file_option(
             f"--{tool}",
@@ -91,68 +66,18 @@ plan = verb(
             ("megatron", "Megatron-Core"), ("bridge", "Megatron-Bridge"), ("torchtitan", "torchtitan"),
         )
     ),
-    batches_option,
-    target_option,
-    workers_option,
-    engine_option,
-    *OUTPUT,
     shown=_write_plan,
 )  # fmt: skip
 
-recommend = verb(
-    "planning",
-    "recommend",
-    *SCENARIO,
-    click.option("--target", required=True, metavar="TEXT"),
-    gpu_types_option,
-    click.option("--objective"),
-    click.option("--confidence", type=click.FloatRange(0.01, 0.99), metavar="P"),
-    click.option("--keep-layout", is_flag=True),
-    budget_option,
-    batches_option,
-    *OUTPUT,
-)
+recommend = verb("planning", "recommend")
 
-check = verb("planning", "check", *SCENARIO, batches_option, target_option, *OUTPUT)
+check = verb("planning", "check")
 
-check_strategy = verb(
-    "planning",
-    "check_strategy",
-    click.argument("strategy", metavar="MODULE:FUNCTION"),
-    click.option("--scenario", metavar="SCENARIO"),
-    number_option("cp", "--ranks"),
-    set_option,
-    *OUTPUT,
-)
+check_strategy = verb("planning", "check_strategy")
 
-scale = verb(
-    "planning",
-    "scale",
-    *SCENARIO,
-    click.option("--gpus", required=True, metavar="N,N,..."),
-    click.option("--weak", is_flag=True),
-    strategies_option,
-    batches_option,
-    *OUTPUT,
-)
+scale = verb("planning", "scale")
 
-whatif = verb(
-    "planning",
-    "whatif",
-    scenario_argument,
-    click.option(
-        "--set",
-        "changes",
-        multiple=True,
-        metavar="KEY=VALUE[,KEY=VALUE...]",
-        shell_complete=completed_keys,
-        help="A change to try, of one key or of several; repeatable.",
-    ),
-    strategies_option,
-    click.option("--tornado", is_flag=False, flag_value="10%", metavar="[10%]"),
-    batches_option,
-    *OUTPUT,
-)
+whatif = verb("planning", "whatif")
 
 
 def _show_sweep(run: Callable[..., Result], output: Output, /, *, dry_run: bool, **options: Any) -> None:
@@ -175,15 +100,4 @@ def _show_sweep(run: Callable[..., Result], output: Output, /, *, dry_run: bool,
         raise result.error
 
 
-sweep = verb(
-    "planning",
-    "sweep",
-    click.argument("sweep", metavar="SWEEP"),
-    click.option("--dry-run", is_flag=True),
-    workers_option,
-    engine_option,
-    click.option("--store", envvar="HDPSIM_STORE", metavar="DIR", type=click.Path(file_okay=False)),
-    set_option,
-    *OUTPUT,
-    shown=_show_sweep,
-)
+sweep = verb("planning", "sweep", shown=_show_sweep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.cost_models.reading.words import named_words
-from hdpsim.experiments.cli.options import Decorator
+from hdpsim.experiments.cli.options import OUTPUT, Decorator, option_of
 from hdpsim.experiments.cli.progress import progress
 from hdpsim.experiments.cli.shown import Output
 
@@ -30,16 +30,20 @@ def _show(run: Callable[..., Result], output: Output, /, **given: Any) -> None:
 def verb(
     home: str,
     name: str,
-    *options: Decorator,
+    *more: Decorator,
+    output: Sequence[Decorator] = OUTPUT,
     shown: Callable[..., None] = _show,
     about: str = "",
 ) -> click.Command:
     """The command of a function of a module of verbs, whose parameters its options are.
 
+    Help is the docstring's, and defaults are the function's, where `PARAMETERS` says none.
+
     Args:
         home: the module.
         name: the function.
-        options: help is the docstring's, and defaults are the function's, where they say none.
+        more: options that the function does not have.
+        output: where results may go.
         shown: called with the function, where results go, and what was given.
         about: help of the command, instead of the docstring's.
     """
@@ -56,7 +60,12 @@ def verb(
         )
         shown(run, output, **{key: value for key, value in given.items() if value not in (None, ())})
 
-    for option in reversed(options):
+    found = (
+        option_of(name, parameter.arg, is_flag=_is_flag(parameter))
+        for parameter in parameters
+        if parameter.arg != "progress"
+    )
+    for option in reversed([*filter(None, found), *more, *output]):
         command = option(command)
     made = click.command(name.replace("_", "-"))(command)
     documented, *sections = _SECTION.split(ast.get_docstring(function) or "")
@@ -82,6 +91,10 @@ def verb(
         if isinstance(default, ast.Constant) and default.value and not param.is_flag:
             param.default, param.show_default = default.value, True
     return made
+
+
+def _is_flag(parameter: ast.arg) -> bool:
+    return isinstance(parameter.annotation, ast.Name) and parameter.annotation.id == "bool"
 
 
 def _spelling(param: click.Parameter) -> str:

@@ -41,14 +41,16 @@ def page(view: View) -> str:
     )
     drawn = {title for title, svg in charts if svg}
     pictures = [
-        {"name": one.name.replace("_", " "), "words": one.words, "data": _data(one.svg)}
-        for one in view.pictures
-        if _DRAWN_BY_CHARTS.get(one.name) not in drawn
+        {"name": name.replace("_", " "), "words": words, "data": _data(view.svgs[name])}
+        for name, words in view.text["pictures"].items()
+        if _DRAWN_BY_CHARTS.get(name) not in drawn
     ]
-    said = next((block for block in view.blocks if block.text), None)  # before the tables that show it
-    blocks = [*([said] if said else []), *(block for block in view.blocks if block is not said)]
+    said = next(
+        (block for block in view.text["blocks"] if block["text"]), None
+    )  # before the tables that show it
+    blocks = [*([said] if said else []), *(block for block in view.text["blocks"] if block is not said)]
     return _template().render(
-        view=view,
+        view=view.text,
         blocks=blocks,
         style=Markup(_text("page.css")),
         script=Markup(_text("page.js")),
