@@ -16,7 +16,7 @@ from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.records.machine import calibrated, checks_seen, collective_share, nic_gbps
+from hdpsim.experiments.records.machine import calibrated, collective_share, nic_gbps
 from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
 from hdpsim.experiments.software.facts import (
@@ -106,10 +106,6 @@ def prepare(
     degrees = _degrees(config, gpus, assumptions)
     sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], assumptions)
     layout = _layout(run, degrees, switches, assumptions)
-    constants = calibration(cluster.gpu.calibration)
-    if "inferred" not in without and (checks := checks_seen(config, cluster, constants)):
-        layout = layout.changed(checked_collectives=True)
-        assumptions.append(checks)
     context = micro_batch * seq_len
     if context % layout_cp(layout):
         raise InfeasibleError(f"{context} tokens of a micro-batch do not divide by cp = {layout.parallel.cp}")
@@ -121,7 +117,7 @@ def prepare(
         model=model,
         cluster=cluster,
         layout=layout.changed(rank_capacity_tokens=context // layout_cp(layout)),
-        calibration=constants,
+        calibration=calibration(cluster.gpu.calibration),
         context_tokens=context,
         strategy=StrategyOptions(name="static", activation_offload=1.0 if offload else 0.0),
         memory=MemoryOptions(overheads=switches.memory, must_fit=False),

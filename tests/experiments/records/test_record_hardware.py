@@ -1,17 +1,12 @@
-"""What records say of their machines: network of a server, hosts that check collectives, power of its GPUs."""
+"""What records say of their machines: network of a server, power of its GPUs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.hardware import catalog
-from hdpsim.experiments.records.machine import checks_seen, collective_share, nic_gbps
-from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.machine import collective_share, nic_gbps
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -92,36 +87,3 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
 def test_nodes_of_clouds(stated: dict[str, Any], node: str | None) -> None:
     found = setting_of(Run(RunConfig(**stated)), "node")
     assert (found and found.value) == node
-
-
-_GATHERED = "NCCL busbw measured in the same job with 1 GiB fp32: AR 180.1 AG {} RS 70.2 GB/s (all ranks)"
-
-
-def _checked(gpus: int, bus_gbs: float) -> bool:
-    config = RunConfig(gpu="h100", notes=_GATHERED.format(bus_gbs))
-    return bool(checks_seen(config, catalog.cluster_of("p5-h100-80gb", gpus=gpus), calibration("hopper")))
-
-
-def test_hosts_whose_checks_a_gather_shows() -> None:
-    # 256 GPUs gather 1 GiB in 13.9 ms over the network, and meet for 8 x 212 + 248 x 327 us before: 77 and 11 GB/s
-    assert [_checked(256, bus_gbs) for bus_gbs in (76.0, 40.0, 20.0, 11.0)] == [False, False, True, True]
-    assert not _checked(8, 1.0)  # hosts of one node
-
-
-@given(st.sampled_from([16, 64, 512]), st.floats(0.1, 500.0), st.floats(1.0, 10.0))
-def test_a_slower_gather_shows_checks_no_less(gpus: int, bus_gbs: float, slower: float) -> None:
-    assert _checked(gpus, bus_gbs / slower) >= _checked(gpus, bus_gbs)
-
-
-def test_a_record_with_a_slow_gather_has_its_collectives_checked() -> None:
-    stated: dict[str, Any] = {"gpu": "H100-SXM-80G", "n_gpus": 256, "gpus_per_node": 8, "framework": "nanotron",
-        "layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn_hidden": 8192, "seq_len": 4096, "tp": 1,
-        "pp": 1, "global_batch_seqs": 256, "micro_batch": 1, "notes": _GATHERED.format(13.4)}  # fmt: skip
-    run = prepare(RunConfig(**stated))
-    assert run.setup.layout.host.checked_collectives
-    assert any("the job's own gather" in words for words in run.assumptions)
-    for config, without in (
-        (RunConfig(**stated), frozenset({"inferred"})),
-        (RunConfig(**{**stated, "notes": "AG 13.4"}), frozenset()),
-    ):
-        assert not prepare(config, without=without).setup.layout.host.checked_collectives
