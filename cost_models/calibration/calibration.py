@@ -149,6 +149,8 @@ class Calibration(Checked):
     """The same of a kernel of one expert, launched from a loop in C++ over the experts of a GPU."""
     expert_loop_s: Calibrated
     """Host time of one such loop beside its kernels, however many experts there are."""
+    arm_host_factor: Calibrated
+    """Host time of launches on Arm processors over that of x86 ones of their clock."""
     overlap_launches: Calibrated
     """Launches that cutting a layer's forward into pieces takes, whose all-to-alls run beside another micro-batch."""
     gpu_spread: Calibrated

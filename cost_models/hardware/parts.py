@@ -98,7 +98,9 @@ class Node(Checked):
     all_to_all_share: PositiveShare = 1.0
     """Share of what NICs carry in rings that all-to-alls between nodes reach, where many meet at one receiver."""
     host_time: Ratio = 1.0
-    """Time of a launch on its processors over that on the H100 servers of the calibrations."""
+    """Time of a launch on its processors over that on the H100 servers of the calibrations, as clocks say it."""
+    arm_host: bool = False
+    """Its processors are Arm's (Grace), which take longer than their clock says: a calibration's arm_host_factor."""
     server_ratio: Factor = 1.5
     """Power of the server over that of its GPUs, all at their limit.
 

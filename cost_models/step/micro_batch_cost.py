@@ -53,7 +53,8 @@ class MicroBatchCost:
     """Costs of one model under one layout on one cluster: built once, asked for any micro-batches."""
 
     def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
-        cal = _on_hosts(cal, cluster.node.host_time)
+        node = cluster.node
+        cal = _on_hosts(cal, node.host_time * (cal.arm_host_factor if node.arm_host else 1.0))
         self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
         self._layers = layer_prices(model, layout.of_layers, cluster, cal)
         self.collectives, self.attention = self._layers.collectives, self._layers.attention

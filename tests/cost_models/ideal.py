@@ -74,6 +74,7 @@ IDEAL = Calibration(
     launch_s=0.0,
     expert_launch_s=0.0,
     expert_loop_s=0.0,
+    arm_host_factor=1.3,
     overlap_launches=0.0,
     expert_load_spread=0.0,
     gpu_spread=0.0,
