@@ -11,6 +11,7 @@ from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.errors import InfeasibleError
+from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plan_costs
 from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
@@ -18,7 +19,6 @@ from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (
     allocator_s,
-    communicators_s,
     settled_layout,
 )
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -37,7 +37,7 @@ def price_plan(setup: Setup, problem: PlanningProblem, plan: Plan) -> StepCosts:
 
     settled, lengths = replace(setup, layout=settled_layout(setup, plan)), problem.lengths
     costs = _with_data(settled, problem.cost, priced, tokens=int(lengths.sum()), sequences=len(lengths))
-    made_s = communicators_s(setup, plan)
+    made_s = communicators_s(setup.strategy, problem.cost, plan)
     if made_s:
         data_s, planning = costs.epilogue.data_s + made_s, costs.epilogue.planning_s + made_s
         costs = replace(costs, epilogue=replace(costs.epilogue, data_s=data_s, planning_s=planning))

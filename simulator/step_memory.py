@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,12 +18,12 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.report import MemoryReport, memory_report, rank_capacity_tokens, refill_s
 from hdpsim.cost_models.memory.shared_sequences import grows_with_groups
 from hdpsim.cost_models.memory.states import state_bytes
-from hdpsim.cost_models.reliability.startup import made_in_a_step_s
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.layer_kinds import attention_layers
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import OutOfMemoryError
+from hdpsim.simulator.communicators import ring_groups
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.setup import Setup
@@ -239,39 +238,13 @@ def _most_tokens(plan: Plan, capacity: int, here: Bools | None) -> Iterator[tupl
         yield -(-most // held), held
 
 
-class RingGroups(NamedTuple):
-    """Groups of several ranks that a plan uses, equal ones once."""
-
-    groups: int
-    most_of_a_rank: int
-
-
-def ring_groups(setup: Setup, plan: Plan) -> RingGroups | None:
-    """The groups that need communicators of their own; None where all share one."""
-    if setup.strategy.communicators == "shared" or setup.strategy.has_one_mesh:
-        return None
-    members = np.split(plan.member_ranks, plan.member_offsets[1:-1])
-    different = {group.tobytes(): group for group in members if len(group) > 1}
-    if not different:
-        return RingGroups(0, 0)
-    return RingGroups(len(different), int(np.bincount(np.concatenate([*different.values()])).max()))
-
-
 def _with_communicators(setup: Setup, plan: Plan, report: MemoryReport) -> MemoryReport:
     """The buffers of a rank's communicators instead of those of one for all rings."""
-    groups = ring_groups(setup, plan)
+    groups = ring_groups(setup.strategy, plan)
     if groups is None:
         return report
     more = (groups.most_of_a_rank - 1) * setup.memory.overheads.nccl_bytes_per_group
     return replace(report, communication=max(0.0, report.communication + more))
-
-
-def communicators_s(setup: Setup, plan: Plan) -> float:
-    """Time before a step in which its groups of ranks get communicators: one for every GPU of a rank."""
-    groups, parallel = ring_groups(setup, plan), setup.layout.parallel
-    if groups is None:
-        return 0.0
-    return made_in_a_step_s(groups.groups * parallel.tp * parallel.pp, setup.cluster.gpus)
 
 
 def check_fits(setup: Setup, report: MemoryReport) -> None:

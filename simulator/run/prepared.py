@@ -13,6 +13,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import planning_times
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.play.flows.program import FlowProgram
@@ -29,7 +30,6 @@ from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.tight_hosts import HostedProgram
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import result_of
-from hdpsim.simulator.step_memory import communicators_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MEASURED_PLANNER: Mapping[str, tuple[float, float, float]] = {
@@ -144,7 +144,7 @@ def prepare_step(
     plan, problem, report = plan_batch(setup, lengths, mesh_degree=mesh_degree)
     priced = price_plan(setup, problem, plan)
     path = batch_path(setup, problem, priced, run)
-    made_s = communicators_s(setup, plan)
+    made_s = communicators_s(setup.strategy, problem.cost, plan)
     costs = replace(
         priced,
         epilogue=replace(

@@ -10,6 +10,7 @@ from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import epilogue, step_costs
+from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches
 from hdpsim.simulator.play.replay import replay_step_s
@@ -79,7 +80,8 @@ class Contest:
         if problem.error is not None:
             segment_s = problem.true_piece_s(plan.segment_tokens)
             costs = estimated_costs(problem.error, plan, segment_s, costs)
-        return replay_step_s(plan, costs) - self._around_s
+        made_s = communicators_s(problem.options, problem.cost, plan)
+        return replay_step_s(plan, costs) + made_s - self._around_s
 
 
 def _backwards(plan: Plan) -> Plan:

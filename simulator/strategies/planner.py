@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
-
-from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.common_slots import in_common_slots
-from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.distca import plan_distca
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import plan_naive
-from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.mixed_nodes import plan_by_kind
-from hdpsim.simulator.strategies.opt.best_plan import SMALL, plan_best
+from hdpsim.simulator.strategies.opt.best_plan import plan_best
 from hdpsim.simulator.strategies.own_strategy import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts, plan_static
+from hdpsim.simulator.strategies.static.static_mesh import plan_static
 from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
 
 
@@ -50,24 +44,10 @@ def _plan(problem: PlanningProblem) -> Plan:
             plan = plan_balanced(problem) if options.balancing else plan_naive(problem)
             return in_common_slots(problem, plan) if problem.meets else plan
         case "hdp-opt":
-            plan = plan_best(problem) if options.balancing else plan_naive(problem)
-            return _best_of_meetings(problem, plan) if problem.meets and options.balancing else plan
+            return plan_best(problem) if options.balancing else plan_naive(problem)
         case "wlb-llm":
             return plan_wlb_llm(problem)
         case "distca":
             return plan_distca(problem)
         case _:
             return plan_own(problem)
-
-
-def _best_of_meetings(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan, one of another planner or a mesh: whichever ends first when a slot takes what its longest one does."""
-    contest = Contest(problem, plan, np.inf, reorders=True)
-    contest.judge()
-    others = (plan_balanced, plan_wlb_llm, dynamic_cp) if len(problem.lengths) <= SMALL else (plan_balanced,)
-    for planner in others:
-        with suppress(InfeasibleError, PlanError):  # groups that heads do not allow
-            contest.enter(planner(problem), 0.0)
-    for draft in mesh_drafts(problem, contest.end_s):
-        contest.enter(draft.plan(), draft.least_s * NEARLY)
-    return contest.best

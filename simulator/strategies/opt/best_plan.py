@@ -6,18 +6,27 @@ few, packs smaller than memory allows leave more sequences to be shared, and mor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
+from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
+from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp
+from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp
+from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
-from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, balanced_draft
+from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.own_strategy import check_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts
+from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
@@ -29,12 +38,14 @@ SMALL = 4096
 Above, packs smaller than the capacity were better by 0.01 % at most (17 batches of shipped scenarios and others like
 them), and took two to fifteen times as long to plan.
 """
-LOOKED_AT, PLANNED = 24, 12
-"""Sizes of packs whose ideal step is worked out at most, and that are planned at most."""
+FEW = 1024
+"""Sequences up to which Megatron-Core's schedulers, in pure Python, take some hundredths of a second."""
+LOOKED_AT, PLANNED = 24, (12, 1)
+"""Sizes of packs whose ideal step is worked out at most, and that are planned at most: of a large batch one."""
 SHARING_SAVES = 0.9
 """Work on the best groups over that on one rank, at least: tiles and short kernels fit better or worse."""
-UNBALANCED = 1.3
-"""Naive waves of many micro-batches are no better than a plan that ends this close to its ideal."""
+UNBALANCED = 1.1
+"""Of many sequences a plan that ends this close to its ideal is hardly beaten: only meshes are held against it."""
 
 
 def plan_best(problem: PlanningProblem) -> Plan:
@@ -43,28 +54,52 @@ def plan_best(problem: PlanningProblem) -> Plan:
     A candidate is planned where its ideal (all ranks filled without gaps) ends before the best plan so far. The
     planner's own times leave out transfers, what distinguishes stages and what the epilogue hides behind, so a plan
     that may be the best is priced and played as the step will be, without noise. A quick plan, or one of many
-    sequences, is the balanced one, or a mesh that ends earlier.
+    sequences that is balanced, is the balanced one, or a mesh that ends earlier.
     """
-    small = len(problem.lengths) + problem.ranks <= SMALL and not problem.quick
     draft = balanced_draft(problem)
+    unbalanced = _unbalanced(problem, draft)
+    small = len(problem.lengths) + problem.ranks <= SMALL and not problem.quick
+    thorough = small or (unbalanced and not problem.quick)
     contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
-    if small:
+    if thorough or problem.meets:
         contest.judge()
-    for target in _targets(problem, contest.end_s / WORTH_IT) if small else []:
+    targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
+    for target in targets[: PLANNED[not small]]:
         if target.step_s * WORTH_IT < contest.end_s:
-            other = balanced_draft(target.problem)
+            other = balanced_draft(replace(target.problem, quick=not small))
             contest.enter(other.plan(), other.end_s * NEARLY)
     for mesh in mesh_drafts(problem, contest.end_s):
-        if mesh.least_s < contest.end_s:
-            contest.enter(mesh.plan(), mesh.least_s)
-    if small or contest.end_s > UNBALANCED * (draft.ideal_s + draft.bubbles_s):
+        least_s = mesh.least_s * (NEARLY if problem.meets else 1.0)
+        if least_s < contest.end_s:
+            contest.enter(mesh.plan(), least_s)
+    if small or unbalanced:
         naive = naive_waves(problem).plan()
         contest.enter(naive, naive.makespan_s)
     if small and problem.cost.layout.context.rank_capacity_tokens is None:
         for waves in naive_drafts(problem):
             if waves.least_s < contest.end_s:
                 contest.enter(waves.plan(), waves.least_s)
+    for planner in _others(problem) if thorough or problem.meets else ():
+        with suppress(InfeasibleError, PlanError):  # what a planner refuses, or puts where memory has no room
+            plan = planner(problem)
+            check_plan(problem, plan)
+            contest.enter(plan, 0.0)
     return contest.best
+
+
+def _unbalanced(problem: PlanningProblem, draft: Draft) -> bool:
+    """Whether a draft ends much later than its ideal; where nothing has to be shared, than if all work were."""
+    ideal_s = draft.ideal_s + draft.bubbles_s
+    if problem.lengths.max() <= problem.target_tokens:
+        ideal_s = float(problem.piece_s(problem.lengths).sum()) / problem.ranks
+    return draft.end_s > UNBALANCED * ideal_s
+
+
+def _others(problem: PlanningProblem) -> tuple[Callable[[PlanningProblem], Plan], ...]:
+    """Planners by other rules, of which each is the best now and then."""
+    if len(problem.lengths) > FEW:
+        return (plan_balanced, plan_wlb_llm)
+    return (plan_balanced, plan_wlb_llm, dynamic_cp, hybrid_cp, balanced_with_pp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +142,4 @@ def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
         step_s, _ = ideal_step_s(smaller, LongSequences(smaller), usual, short_s, at_best_s * SHARING_SAVES)
         if step_s < below_s:
             targets.append(_Target(smaller, step_s))
-    return sorted(targets, key=lambda target: target.step_s)[:PLANNED]
+    return sorted(targets, key=lambda target: target.step_s)

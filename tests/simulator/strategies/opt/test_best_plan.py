@@ -14,7 +14,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyOptions
@@ -26,6 +26,7 @@ from hdpsim.simulator.strategies.problem import PlanningProblem
 FOR_NOTHING = 1.02
 """A planner is no optimiser: so much slower a step on better parts may be."""
 WHOLE = ("in-order", "first-fit", "best-fit")
+OTHERS = ("hdp-balance", "wlb-llm", "megatron-dynamic-cp", "megatron-hybrid-cp", "megatron-balanced-pp")
 
 
 def balanced(setup: Setup) -> Setup:
@@ -96,6 +97,18 @@ def test_naive_waves_are_not_faster(task: Task, capacity_stated: bool):
     assert simulate_step(setup, task.lengths).step_s <= simulate_step(naive, task.lengths).step_s * 1.01
 
 
+@settings(max_examples=12, deadline=None)
+@given(tasks(), st.sampled_from(OTHERS))
+def test_no_planner_of_another_rule_is_faster(task: Task, name: str):
+    setup = balanced(task.setup)
+    other = replace(setup, strategy=replace(setup.strategy, name=name))
+    try:
+        other_s = simulate_step(other, task.lengths).step_s
+    except (InfeasibleError, PlanError):  # pipelines, too few sequences
+        return
+    assert simulate_step(setup, task.lengths).step_s <= other_s * 1.005
+
+
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
@@ -122,6 +135,11 @@ def job(
         context_tokens=context,
         strategy=StrategyOptions(),
     )
+
+
+def roomy(setup: Setup) -> Setup:
+    """The setup on GPUs whose memory nobody looks at."""
+    return replace(setup, memory=replace(setup.memory, must_fit=False))
 
 
 def spread(tokens: int, context: int) -> np.ndarray:
@@ -250,3 +268,26 @@ def test_naive_waves_of_a_capacity_that_nobody_stated_are_not_faster():
     lengths = [15, 15, 46, 277, 317, 369, 621, 840, 1092, 1250, 2064, 3124, 5104, 5909, 7779, 36714]
     naive = replace(setup, strategy=replace(setup.strategy, name="hdp-naive"))
     assert simulate_step(setup, lengths).step_s <= simulate_step(naive, lengths).step_s * 1.01
+
+
+def test_ranks_do_not_idle_where_sequences_that_fit_one_are_few():
+    """300 sequences on 4,096 ranks that hold a quarter of the context, whose packs would be three."""
+    lengths = np.random.default_rng(2).integers(4096, 16_384, 300)
+    setup = roomy(job("llama-7b", "hgx-a100-80gb", 512, capacity=262_144, context=1_048_576))
+    mesh = replace(setup, strategy=StrategyOptions(name="wlb-llm"))
+    assert simulate_step(setup, lengths).step_s <= simulate_step(mesh, lengths).step_s
+
+
+def test_few_packs_of_a_large_batch_do_not_idle_a_pipeline():
+    """4,100 short sequences on 8 ranks of 8 stages that hold a whole context: 16 packs in full, many smaller ones."""
+    lengths = np.random.default_rng(3).integers(64, 2048, 4100)
+    setup = job("llama-7b", "hgx-a100-80gb", 8, capacity=524_288, context=524_288, layout=Layout(pp=8))
+    plan, problem, _ = plan_batch(roomy(setup), lengths)
+    assert plan.micro_batches / problem.ranks >= 8
+
+
+def test_equal_sequences_may_have_groups_of_different_sizes():
+    """Ten sequences on four ranks: two rounds of single ranks, then two pairs. All in pairs take 2.7 % longer."""
+    setup = job("llama-3-70b", "hgx-a100-80gb", 4, capacity=32_768, context=16_384, layout=Layout(tp=8))
+    plan, _, _ = plan_batch(roomy(setup), [13_938] * 4 + [12_225] * 6)
+    assert sorted(plan.group_size.tolist()) == [1] * 8 + [2] * 2
