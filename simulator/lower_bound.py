@@ -29,9 +29,6 @@ RATE_CLOSE = 2e-3
 """How closely the best rate is looked for: so much lower is what is taken for it."""
 PARTS = 8
 """A stretch of sizes that may hold the best rate is cut into so many."""
-EXACT_SIZES = 64
-SIZE_GROWTH = 1.03
-"""Group sizes up to EXACT_SIZES are all looked at, larger ones in steps; between two of them see _chain_s."""
 
 
 def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
@@ -206,7 +203,7 @@ class _StepBound:
         longest = int(problem.lengths.max())
         room = problem.capacity_tokens * max(1.0, cost.busiest_layers / RESIDENT_LAYERS)
         least = min(max(1, int(np.ceil(longest / room - 1e-9))), problem.most_ranks)
-        grid = size_grid(min(problem.most_ranks, max(longest, least)), exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        grid = size_grid(min(problem.most_ranks, max(longest, least)))
         grid = grid[grid >= least] if least in grid else np.concatenate(([least], grid[grid > least]))
         before = np.concatenate((grid[:1], grid[:-1]))
         before = np.where(grid - before == 1, grid, before)  # nothing lies between

@@ -89,6 +89,18 @@ class Column(Generic[Row]):
         return {self.name: mean} | ({f"{self.name}_ci95": half_width} if self.ci95 else {})
 
 
+def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of single figures for CSV files: lists become text, mappings are left to the JSON."""
+    return [
+        {
+            name: "; ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in row.items()
+            if not isinstance(value, Mapping)
+        }
+        for row in rows
+    ]
+
+
 def only_where(condition: Callable[[Row], object], columns: Sequence[Column[Row]]) -> tuple[Column[Row], ...]:
     """The columns, whose figures only some rows have."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.document import Column, OutputFile, Table, flat_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots.style import format_count, format_tokens
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
@@ -107,18 +107,6 @@ def records_table(folder: PaperFolder, records: Sequence[FigureRow]) -> Table[Fi
         column("error", format="{:+.1%}"),
     )
     return Table(title=folder.setup["cells"]["title"], columns=columns, rows=records)
-
-
-def flat_rows(rows: Sequence[FigureRow]) -> list[dict[str, Any]]:
-    """Rows of single figures: mappings are left out, lists become text."""
-    return [
-        {
-            name: "; ".join(map(str, value)) if isinstance(value, list) else value
-            for name, value in row.items()
-            if not isinstance(value, Mapping)
-        }
-        for row in rows
-    ]
 
 
 def record_files(

@@ -6,9 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from hdpsim.errors import HdpSimError
-from hdpsim.experiments.records.memory import predict_memory
-from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.memory import fits
 from hdpsim.experiments.records.shards import shards_and_policy
 from hdpsim.experiments.software.facts import Run, interleaves, named_model
 from hdpsim.experiments.software.rules import setting_of
@@ -115,11 +113,8 @@ def _replica(config: RunConfig) -> Filled:
         degrees: dict[str, Any] = {"tp": tp, "pp": pp, "dp": None}
         filled = _batch(replace(config, **degrees))[0]
         whole = replace(config, **{**degrees, **filled})
-        try:
-            if predict_memory(whole, prepare(whole)).fits:
-                return degrees, f"tp {tp}, pp {pp}: the fewest GPUs that hold a replica"
-        except HdpSimError:
-            continue
+        if fits(whole):
+            return degrees, f"tp {tp}, pp {pp}: the fewest GPUs that hold a replica"
     return NOTHING
 
 
@@ -152,11 +147,7 @@ def _recompute(config: RunConfig) -> Filled:
         return {"recompute": said.value}, said.words
     if config.n_experts:
         return NOTHING
-    whole = replace(config, recompute="full")
-    try:
-        if predict_memory(config, prepare(config)).fits or not predict_memory(whole, prepare(whole)).fits:
-            return NOTHING
-    except HdpSimError:
+    if fits(config) is not False or not fits(replace(config, recompute="full")):
         return NOTHING
     return {"recompute": "full"}, "full recomputation: without it the run would not fit"
 
@@ -165,9 +156,6 @@ def _chunks(config: RunConfig) -> Filled:
     """No chunks of layers on a stage where none are printed and the usual ones do not fit: they hold more in flight."""
     if config.vpp is not None or dict(config.switches).get("schedule") or not interleaves(Run(config)):
         return NOTHING
-    try:
-        if predict_memory(config, prepare(config)).fits:
-            return NOTHING
-    except HdpSimError:
+    if fits(config) is not False:
         return NOTHING
     return {"vpp": 1}, "vpp 1: chunks would not fit into memory"

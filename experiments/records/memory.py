@@ -7,7 +7,8 @@ from functools import partial
 from typing import Literal, cast
 
 from hdpsim.cost_models.memory.report import MemoryReport
-from hdpsim.experiments.records.setup import PreparedRun, layout_cp
+from hdpsim.errors import HdpSimError
+from hdpsim.experiments.records.setup import PreparedRun, layout_cp, prepare
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -59,6 +60,14 @@ def gauge_of(config: RunConfig) -> Gauge:
     """What the record's source calls peak memory; all of the GPU's when nothing tells."""
     said = setting_of(Run(config), "memory_gauge")
     return "device" if said is None else cast(Gauge, said.value)
+
+
+def fits(config: RunConfig) -> bool | None:
+    """Whether a record fits into memory; None: nothing can be said."""
+    try:
+        return predict_memory(config, prepare(config)).fits
+    except HdpSimError:
+        return None
 
 
 def predict_memory(config: RunConfig, prepared: PreparedRun) -> MemoryPrediction:

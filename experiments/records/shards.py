@@ -7,9 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from hdpsim.errors import HdpSimError
-from hdpsim.experiments.records.memory import predict_memory
-from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.memory import fits
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig
@@ -27,7 +25,7 @@ def shards_and_policy(config: RunConfig) -> tuple[dict[str, Any], str]:
     if len(groups) * len(policies) == 1:
         return {}, ""
     group, policy = next(
-        (pair for pair in product(groups, policies) if _fits(_told(config, *pair))),
+        (pair for pair in product(groups, policies) if fits(_told(config, *pair))),
         (groups[-1], policies[-1]),
     )
     words = [f"parameters sharded over {group} GPUs: fewer cannot hold them"] if group else []
@@ -61,10 +59,3 @@ def _policies(config: RunConfig) -> tuple[str, ...]:
     """Names of the framework's policies from what keeps most; one without a name where nothing is to be chosen."""
     usual = setting_of(Run(config), "usual_policies")
     return usual.value if usual is not None and isinstance(usual.value, tuple) else ("",)
-
-
-def _fits(config: RunConfig) -> bool:
-    try:
-        return predict_memory(config, prepare(config)).fits
-    except HdpSimError:
-        return False

@@ -16,7 +16,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.files.csv import read_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
-from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, signed_summary
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def group_errors(rows: Sequence[KernelRow], *keys: str) -> list[dict[str, Any]]:
     groups = grouped(judged, lambda row: tuple(getattr(row, key) for key in keys))
     found = []
     for group, members in sorted(groups.items()):
-        errors = [row.error for row in members if row.error is not None]
-        summary = {**error_summary(errors), "median_error": median(errors)}
+        summary = signed_summary(row.error for row in members)
         figures = ("count", "median_abs_error", "median_error", "p90_abs_error")
         found.append({**dict(zip(keys, group, strict=True)), **{name: summary[name] for name in figures}})
     return found

@@ -15,8 +15,8 @@ from hdpsim.experiments.records.longctx.prediction import LongPrediction, LongPr
 from hdpsim.experiments.records.longctx.rows import VERDICT, LongRow, read_long_rows
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.memory import FITS, memory_lines, memory_summary
-from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
-from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, share_column
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, percent, signed_summary
+from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, share_column
 
 RAN = ("seconds_per_iteration", "ms_per_iteration", "tokens_per_s_per_gpu", "tokens_per_s_total", VERDICT)
 """Rows of these metrics are of a step that ran, or did not."""
@@ -132,8 +132,7 @@ def _groups(rows: Sequence[Row]) -> list[Row]:
     return [
         {
             **dict(zip(("source_name", "gpu", "system", "metric"), names, strict=True)),
-            **error_summary(row["error"] for row in members),
-            "median_error": median(row["error"] for row in members),
+            **signed_summary(row["error"] for row in members),
         }
         for names, members in sorted(by_group.items())
     ]

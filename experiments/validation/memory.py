@@ -9,7 +9,7 @@ from typing import Any
 from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.records.prediction import Prediction
 from hdpsim.experiments.records.table import Record
-from hdpsim.experiments.validation.order import error_of, error_summary, grouped
+from hdpsim.experiments.validation.order import error_of, error_summary, grouped, percent
 
 MEMORY_QUANTITY = "peak_mem_gb"
 
@@ -75,18 +75,14 @@ def memory_lines(memory: Mapping[str, Any]) -> tuple[str, ...]:
     if memory["peak"]["count"]:
         peak = memory["peak"]
         lines.append(
-            f"peak memory: {peak['count']} records, median error {_percent(peak['median_abs_error'])} %, "
-            f"p90 {_percent(peak['p90_abs_error'])} %"
+            f"peak memory: {peak['count']} records, median error {percent(peak['median_abs_error'])} %, "
+            f"p90 {percent(peak['p90_abs_error'])} %"
         )
     if memory["verdicts_right"] is not None:
         each = ", ".join(
-            f"{_percent(memory[key])} % of those that {what}"
+            f"{percent(memory[key])} % of those that {what}"
             for key, what in (("right_of_ran", "ran"), ("right_of_oom", "ran out of memory"))
             if memory[key] is not None
         )
-        lines.append(f"fits or not: right in {_percent(memory['verdicts_right'])} % of the cases ({each})")
+        lines.append(f"fits or not: right in {percent(memory['verdicts_right'])} % of the cases ({each})")
     return tuple(lines)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

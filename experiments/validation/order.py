@@ -13,6 +13,7 @@ Row = TypeVar("Row")
 Key = TypeVar("Key")
 
 RANKED_AT_LEAST = 5  # fewer layouts of one model and size say little about an order
+BEYOND_SENSE = 1e4
 
 _ALIKE = ("model_name", "gpu", "n_gpus", "seq_len")
 
@@ -80,3 +81,14 @@ def error_summary(errors: Iterable[float | None]) -> Mapping[str, float | int | 
         return {"count": 0, **dict.fromkeys(names)}
     figures = (np.median(size), size.mean(), np.percentile(size, 90), size.max())
     return {"count": len(size), **dict(zip(names, map(float, figures), strict=True))}
+
+
+def signed_summary(errors: Iterable[float | None]) -> dict[str, Any]:
+    """The same, and the median of the errors with their signs."""
+    known = [error for error in errors if error is not None]
+    return {**error_summary(known), "median_error": median(known)}
+
+
+def percent(share: float) -> str:
+    """A share in %, one digit; of what is beyond all sense, the order of magnitude."""
+    return f"{100 * share:.1e}" if abs(share) >= BEYOND_SENSE else f"{100 * share:.1f}"

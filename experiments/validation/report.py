@@ -9,27 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Column, OutputFile, Table
+from hdpsim.experiments.output.document import Column, OutputFile, Table, flat_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.computed import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
-from hdpsim.experiments.validation.order import grouped
+from hdpsim.experiments.validation.order import grouped, median, percent, signed_summary
 
 Row = Mapping[str, Any]
 
-BEYOND_SENSE = 1e4
 SOUND = "sound"
 """Of records that nobody doubts."""
 ENOUGH_RECORDS = 10  # of a source, to speak of the share that its bands hold
 
 
-def percent(share: float) -> str:
-    """A share in %, one digit; of what is beyond all sense, the order of magnitude."""
-    return f"{100 * share:.1e}" if abs(share) >= BEYOND_SENSE else f"{100 * share:.1f}"
-
-
 def signed(share: float) -> str:
-    """The same with its sign."""
+    """A share in % with its sign."""
     return ("+" if share >= 0.0 else "") + percent(share)
 
 
@@ -177,8 +171,8 @@ def files(payload: Row) -> tuple[OutputFile, ...]:
     rows = payload["records"]
     of_records, of_groups = "One row per record: measurement, prediction, error.", "Errors by source and GPU."
     found = [
-        OutputFile("records.csv", lambda: [_flat(row) for row in rows], of_records),
-        OutputFile("groups.csv", lambda: [_flat(group) for group in payload["groups"]], of_groups),
+        OutputFile("records.csv", lambda: flat_rows(rows), of_records),
+        OutputFile("groups.csv", lambda: flat_rows(payload["groups"]), of_groups),
     ]
     for quantity, title in (
         ("step_s", "step time (s)"),
@@ -204,15 +198,6 @@ def _points(rows: Sequence[Row], quantity: str) -> dict[str, tuple[list[float], 
     return {
         source: ([row["measured"] for row in members], [row["predicted"] for row in members])
         for source, members in grouped(judged, lambda row: str(row["group"][0])).items()
-    }
-
-
-def _flat(row: Row) -> dict[str, object]:
-    """A row for CSV: nothing for None, lists joined, breakdowns left to the JSON."""
-    return {
-        name: "; ".join(value) if isinstance(value, list) else "" if value is None else value
-        for name, value in row.items()
-        if not isinstance(value, dict)
     }
 
 
@@ -248,7 +233,7 @@ def short_markdown(payload: Row) -> str:
         **payload["summary"]["complete_pretraining"],
         "family": "**all**",
         "gpus": ", ".join(sorted({row["group"][1].split("-")[0] for row in judged})),
-        "median_error": float(np.median([row["error"] for row in judged])),
+        "median_error": median(row["error"] for row in judged),
     }
     columns: tuple[Column[Row], ...] = (
         Column("family", heading="Source"), Column("gpus", heading="GPU", left=True), Column("count", heading="Runs"),
@@ -271,7 +256,7 @@ def views_markdown(documents: Mapping[str, Row]) -> str:
     for view, payload in documents.items():
         judged = [row for row in payload["records"] if row["counts"] and row["error"] is not None]
         inside = [row["in_band"] for row in judged if row["in_band"] is not None]
-        errors = _errors(row["error"] for row in judged)
+        errors = signed_summary(row["error"] for row in judged)
         said = {"Runs are seen": _VIEWS[view], "Runs": len(judged)}
         rows.append({**said, **errors, "inside": sum(inside) / len(inside)})
     columns: tuple[Column[Row], ...] = (
@@ -298,17 +283,6 @@ def families_markdown(documents: Mapping[str, Row]) -> str:
     return Table(columns=(Column("Source"), Column("Runs"), *shares), rows=list(rows.values())).markdown()
 
 
-def _errors(errors: Iterable[float]) -> dict[str, float]:
-    found = np.array(list(errors))
-    return {
-        "median_abs_error": float(np.median(np.abs(found))),
-        "median_error": float(np.median(found)),
-        "mean_error": float(np.mean(found)),
-        "p90_abs_error": float(np.percentile(np.abs(found), 90)),
-        "max_abs_error": float(np.abs(found).max()),
-    }
-
-
 def records_markdown(payload: Row) -> str:
     """Every record: what was measured, what is predicted, the error or the reason why there is none."""
     columns: tuple[Column[Row], ...] = (
@@ -330,10 +304,11 @@ def bytescale_markdown(payload: Row) -> str:
     """The cells of ByteScale's Figure 17 by model and strategy, and what dynamic meshes gain."""
     cells = [cell for cell in payload["records"] if cell["error"] is not None]
     groups = grouped(cells, lambda cell: (f"{cell['model']}, {cell['gpus']:,} GPUs", str(cell["strategy"])))
-    rows = [
-        {"Model": model, "Strategy": strategy, "Cells": len(own), **_errors(cell["error"] for cell in own)}
-        for (model, strategy), own in {**groups, ("**all**", ""): cells}.items()
-    ]
+    rows = []
+    for (model, strategy), own in {**groups, ("**all**", ""): cells}.items():
+        errors = [cell["error"] for cell in own]
+        figures = {**signed_summary(errors), "mean_error": float(np.mean(errors))}
+        rows.append({"Model": model, "Strategy": strategy, "Cells": len(own), **figures})
     columns: tuple[Column[Row], ...] = (
         Column("Model"), Column("Strategy", left=True), Column("Cells"), replace(MEDIAN, heading="Median error"),
         signed_column("mean_error", "Bias"), share_column("max_abs_error", "Largest"),

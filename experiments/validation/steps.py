@@ -15,8 +15,8 @@ from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.records.step_prediction import StepPrediction, StepPredictor
 from hdpsim.experiments.records.steps import MeasuredStep, read_steps
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, spearman
-from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, percent, signed_column
+from hdpsim.experiments.validation.order import error_of, grouped, median, percent, signed_summary, spearman
+from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, signed_column
 
 FEW_STEPS = 30
 """So many are shown one by one."""
@@ -128,8 +128,7 @@ def _errors(rows: Sequence[Row]) -> Row:
     errors = [row["error"] for row in judged]
     ends = np.percentile(errors, [10, 90]).tolist() if errors else None
     return {
-        **error_summary(errors),
-        "median_error": median(errors),
+        **signed_summary(errors),
         "p10_error": ends and ends[0],
         "p90_error": ends and ends[1],
         "spread": ends and ends[1] - ends[0],

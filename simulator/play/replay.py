@@ -44,14 +44,10 @@ from hdpsim.simulator.play.shortcuts.lockstep import (
     find_lockstep,
     find_teams,
     plan_of_lone_ranks,
-    play_ranks,
 )
 from hdpsim.simulator.play.shortcuts.lone import can_play, run_lone_ranks
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
 from hdpsim.simulator.play.shortcuts.steady import lone_step_end
-
-FEW_PROCESSES = 128
-"""Stages of all ranks up to which plain Python plays ranks that share nothing."""
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:
@@ -142,9 +138,6 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     Raises:
         DeadlockError: some operations can never start.
     """
-    unshared = len(program.plan.member_ranks) == program.units
-    if unshared and program.extras is None and program.processes <= FEW_PROCESSES:
-        return _play_unshared(program, opening_s)
     units, duration_s, result_delay_s = program.units, program.operation_s, program.result_delay_s
     part_operation, last_part = program.part_operation, program.part_offsets[1:]
     extras = program.extras
@@ -198,25 +191,6 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
     if np.any(part < last_part):
         raise deadlock_error(program, ~np.isnan(end_s))
     return start_s, end_s
-
-
-def _play_unshared(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
-    """Few ranks that share nothing: a wave would hold so few operations that plain Python is faster than numpy."""
-    stage = program.chain.stage[0 if program.way is None else program.way]  # [links] or [units, links]
-    process = np.atleast_2d(stage).T * program.ranks + program.plan.member_ranks
-    played = play_ranks(
-        program.units,
-        program.part_operation.tolist(),
-        program.part_offsets.tolist(),
-        process.ravel().tolist(),
-        program.operation_s.tolist(),
-        program.result_delay_s.tolist(),
-        np.repeat(opening_s, program.ranks).tolist(),
-    )
-    end_s = np.array(played.end_s)
-    if not played.finished:
-        raise deadlock_error(program, ~np.isnan(end_s))
-    return np.array(played.start_s), end_s
 
 
 def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:

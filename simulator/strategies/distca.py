@@ -10,7 +10,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.given_packs import plan_given_packs
-from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
+from hdpsim.simulator.strategies.static.wlb_llm import fitting_packs
 
 
 def plan_distca(problem: PlanningProblem) -> Plan:
@@ -32,13 +32,7 @@ def plan_distca(problem: PlanningProblem) -> Plan:
         )
     lengths, most = problem.lengths, problem.ranks * problem.capacity_tokens
     attention = lengths.astype(np.float64) ** 2
-    rounds = -(-int(lengths.sum()) // most)
-    while True:
-        pack = balanced_packs(lengths, attention, rounds, most)
-        if np.bincount(pack, weights=lengths).max() <= most:
-            break
-        rounds += 1
-    number = np.cumsum(np.bincount(pack, minlength=rounds) > 0) - 1
-    plan = plan_given_packs(problem, number[pack], problem.ranks)
+    pack = fitting_packs(lengths, attention, -(-int(lengths.sum()) // most), 1, most)
+    plan = plan_given_packs(problem, pack, problem.ranks)
     notes = (f"attention over {problem.ranks} ranks, {plan.micro_batches} micro-batches",)
     return replace(plan, capacity_tokens=problem.capacity_tokens, notes=notes)

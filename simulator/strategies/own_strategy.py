@@ -6,12 +6,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from hdpsim.arrays import Ints
 from hdpsim.errors import DeadlockError, InfeasibleError, OwnPlanError, PlanError, StrategyError
 from hdpsim.simulator.own_strategy import error_words, load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate import promise, validate_plan
-from hdpsim.simulator.strategies.hdp.groups import RESIDENT_LAYERS
+from hdpsim.simulator.strategies.hdp.groups import least_offload
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 _NO_BAND = "a strategy of one's own: no band, as no measured step was planned by it"
@@ -99,16 +98,6 @@ def _check_offload(problem: PlanningProblem, plan: Plan) -> None:
         f"{problem.capacity_tokens} each; of their activations {needed} be offloaded, it offloads "
         f"{plan.offload_ratio[number]:.3f}"
     )
-
-
-def least_offload(problem: PlanningProblem, tokens: Ints, ranks: Ints) -> Ints:
-    """Least share of activations to offload so that *tokens* fit on *ranks* (Equation 3); infinite: they never do."""
-    layers = float(problem.cost.busiest_layers)
-    room = ranks * problem.capacity_tokens / tokens
-    if not problem.options.selective_offloading or layers <= RESIDENT_LAYERS:
-        return np.where(room >= 1.0, 0.0, np.inf)
-    ratio = 1.0 - (room * layers - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
-    return np.where(ratio > 1.0 + 1e-9, np.inf, np.clip(ratio, 0.0, 1.0))
 
 
 @promise("arrays")

@@ -14,11 +14,10 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
-from hdpsim.simulator.strategies.hdp.groups import EXACT_SIZES, SIZE_GROWTH, least_group, size_grid
+from hdpsim.simulator.strategies.hdp.groups import FIRST_SIZES, least_group, size_grid
 from hdpsim.simulator.strategies.problem import PlanningProblem, linear_table
 
 BISECTIONS = 12
-FIRST_SIZES = 24  # group sizes looked at first
 
 
 def plan_ideal_s(problem: PlanningProblem) -> float:
@@ -93,7 +92,7 @@ def _late_groups(
 
     Mostly that is one of the next few. Only of the others all sizes are looked at.
     """
-    sizes = size_grid(ideal.problem.most_ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+    sizes = size_grid(ideal.problem.most_ranks)
     exact = np.diff(sizes, prepend=0) == 1
     begin = np.maximum(np.searchsorted(sizes, least) - 1, 0)
     rest = np.arange(len(lengths))

@@ -9,9 +9,7 @@ Where micro-batches differ, ranks that share all of theirs with the same others 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -139,55 +137,3 @@ def find_teams(plan: Plan, noise: Noise | None) -> Teams | None:
         rank_capacity_tokens=None,
     )
     return Teams(small, stands_for)
-
-
-class Played(NamedTuple):
-    """When a rank alone did what."""
-
-    start_s: list[float]
-    """[operations]"""
-    end_s: list[float]
-    """[operations]: NaN = never played."""
-    finished: bool
-
-
-def play_ranks(
-    units: int,
-    part_operation: list[int],
-    part_offsets: list[int],
-    process_of: list[int],
-    operation_s: list[float],
-    result_delay_s: list[float],
-    opening_s: list[float],
-) -> Played:
-    """Play pipelines that share nothing; the arguments are those of a Program, process_of by operation.
-
-    Each process runs on until its next input is not there yet; an operation that feeds another one wakes it up.
-    """
-    size = len(operation_s)
-    place, last = part_offsets[:-1], part_offsets[1:]
-    free_s = list(opening_s)
-    input_s = [0.0] * units + [math.nan] * (size - units)  # NaN: not there yet
-    start_s, end_s = [0.0] * size, [math.nan] * size
-    todo = list(range(len(opening_s)))
-    while todo:
-        process = todo.pop()
-        at, now_s = place[process], free_s[process]
-        while at < last[process]:
-            operation = part_operation[at]
-            arrival_s = input_s[operation]
-            if arrival_s != arrival_s:  # NaN
-                break
-            now_s = max(now_s, arrival_s)
-            start_s[operation] = now_s
-            now_s += operation_s[operation]
-            end_s[operation] = now_s
-            at += 1
-            following = operation + units
-            if following < size:
-                input_s[following] = now_s + result_delay_s[operation]
-                other = process_of[following]
-                if other != process:
-                    todo.append(other)
-        place[process], free_s[process] = at, now_s
-    return Played(start_s, end_s, place == last)

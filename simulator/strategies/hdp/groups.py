@@ -28,7 +28,7 @@ class SizeTable:
     ) -> None:
         """Of *lengths*, which need *least* ranks, for limits of *limit_s* and more."""
         least = np.minimum(least, problem.most_ranks)[:, None]
-        grid = size_grid(problem.most_ranks, exact=EXACT_SIZES, growth=SIZE_GROWTH)
+        grid = size_grid(problem.most_ranks)
         first = np.searchsorted(grid, least, side="right")
         self._parts: list[tuple[Ints, Ints, Floats]] = []  # sequences, their sizes and times
         rest = np.arange(len(lengths))
@@ -79,11 +79,11 @@ def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, leas
     return np.asarray(size)
 
 
-def size_grid(ranks: int, *, exact: int, growth: float) -> Ints:
-    """Group sizes to look at: all up to *exact*, then growing by *growth*, up to all *ranks*."""
-    sizes = list(range(1, min(exact, ranks) + 1))
+def size_grid(ranks: int) -> Ints:
+    """Group sizes to look at: all up to EXACT_SIZES, then growing by SIZE_GROWTH, up to all *ranks*."""
+    sizes = list(range(1, min(EXACT_SIZES, ranks) + 1))
     while sizes[-1] < ranks:
-        sizes.append(min(max(int(sizes[-1] * growth), sizes[-1] + 1), ranks))
+        sizes.append(min(max(int(sizes[-1] * SIZE_GROWTH), sizes[-1] + 1), ranks))
     return np.array(sizes, dtype=np.int64)
 
 
@@ -118,18 +118,26 @@ def needed_ratio(problem: PlanningProblem, lengths: Ints, group_size: Ints) -> F
     Raises:
         InfeasibleError: no ratio makes a sequence fit.
     """
-    layers = float(problem.cost.busiest_layers)
-    room = group_size * problem.capacity_tokens / lengths
-    offload = problem.options.selective_offloading and layers > RESIDENT_LAYERS
-    least_room = RESIDENT_LAYERS / layers if offload else 1.0
-    if np.any(room < least_room * (1.0 - 1e-12)):
-        number = np.argmin(room)
-        however = ", even with its activations offloaded" if offload else ""
+    ratio = least_offload(problem, lengths, group_size)
+    if np.isinf(ratio).any():
+        number = np.argmin(group_size / lengths)
+        however = ", even with its activations offloaded" if _can_offload(problem) else ""
         raise problem.too_long(int(lengths[number]), int(group_size[number]), however)
-    if not offload:
-        return np.zeros(len(lengths))
-    kept = (room * layers - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
-    return np.asarray(np.clip(1.0 - kept, 0.0, 1.0))
+    return ratio
+
+
+def least_offload(problem: PlanningProblem, tokens: Ints, ranks: Ints) -> Floats:
+    """Least share of activations to offload so that *tokens* fit on *ranks*; infinite: they never do."""
+    layers = float(problem.cost.busiest_layers)
+    room = ranks * problem.capacity_tokens / tokens
+    if not _can_offload(problem):
+        return np.where(room >= 1.0, 0.0, np.inf)
+    ratio = 1.0 - (room * layers - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
+    return np.where(ratio > 1.0 + 1e-9, np.inf, np.clip(ratio, 0.0, 1.0))
+
+
+def _can_offload(problem: PlanningProblem) -> bool:
+    return problem.options.selective_offloading and problem.cost.busiest_layers > RESIDENT_LAYERS
 
 
 def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
@@ -144,7 +152,7 @@ def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
     """
     layers = float(problem.cost.busiest_layers)
     without = _group_without_offload(problem, lengths)
-    if not problem.options.selective_offloading or layers <= RESIDENT_LAYERS:
+    if not _can_offload(problem):
         return without
     ratio = _hidden_ratio(problem, lengths, layers)
     shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers

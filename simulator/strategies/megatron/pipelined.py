@@ -177,15 +177,11 @@ class _Draft:
     def plan(self) -> Plan:
         """Shared slots first, at one slot on all their ranks; then what each rank has alone."""
         builder = PlanBuilder(self.problem)
+        taken: list[set[int]] = [set() for _ in range(self.problem.ranks)]
         for slot in self._big:
             builder.add(slot.sequences, slot.ranks)
-        taken: list[set[int]] = [set() for _ in range(self.problem.ranks)]
-        next_slot = np.zeros(self.problem.ranks, dtype=np.int64)
-        for slot in self._big:  # as the builder has them
-            at = int(next_slot[slot.ranks.start : slot.ranks.stop].max())
-            next_slot[slot.ranks.start : slot.ranks.stop] = at + 1
             for rank in slot.ranks:
-                taken[rank].add(at)
+                taken[rank].add(int(builder.next_slot[rank]) - 1)
         for slot in self._small:
             rank = slot.ranks.start
             at = next(number for number in range(len(taken[rank]) + 1) if number not in taken[rank])

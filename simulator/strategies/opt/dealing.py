@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -19,7 +19,6 @@ EXCHANGE_ROUNDS = 24
 EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
 EXCHANGE_RUNS = np.array((2, 3, 4))  # so many of its shortest ones are looked at together
 EXCHANGES_AT_ONCE = 2**14  # of all pairs: so many stay in the cache
-MANY_RANKS = 64  # so many are packed faster together
 CLOSED = -1  # room of a bin that is not open
 EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
@@ -98,8 +97,7 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
     by_rank = np.argsort(rank_of, kind="stable")
     bins = np.empty(len(rank_of), dtype=np.int64)
     counts = np.bincount(rank_of, minlength=problem.ranks)
-    spread = _even_bins_at_once if problem.ranks >= MANY_RANKS else _even_bins_one_by_one
-    bins[by_rank], opened = spread(packs.tokens[by_rank], counts, problem.target_tokens)
+    bins[by_rank], opened = even_bins(packs.tokens[by_rank], counts, problem.target_tokens)
     bin_rank = np.repeat(np.arange(problem.ranks), opened)
     return bins, bin_rank, _pack_s(problem, bins, packs.tokens, packs.work_s)
 
@@ -185,8 +183,10 @@ def _first_free(free_s: Floats, seconds: Floats) -> Ints:
     return np.array(rank_of, dtype=np.int64)
 
 
-def _even_bins_one_by_one(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
+def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
     """Spread the sequences of every rank over as few bins as hold them, evenly.
+
+    For all ranks at once: what comes first on each goes to its emptiest bin, then what comes second, and so on.
 
     Args:
         tokens: one rank after the other, of each the longest first.
@@ -196,19 +196,6 @@ def _even_bins_one_by_one(tokens: Ints, counts: Ints, capacity: int) -> tuple[In
     Returns:
         The bin of every sequence, numbered one rank after the other; how many every rank has.
     """
-    placed: list[int] = []
-    opened = np.empty(len(counts), dtype=np.int64)
-    bounds, every = np.concatenate(([0], np.cumsum(counts))).tolist(), tokens.tolist()
-    first = 0
-    for rank, (begin, end) in enumerate(pairwise(bounds)):
-        where, opened[rank] = _even_bins(every[begin:end], capacity, first)
-        placed += where
-        first += int(opened[rank])
-    return np.array(placed, dtype=np.int64), opened
-
-
-def _even_bins_at_once(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
-    """The same for many ranks: all that come first on theirs, then all that come second, and so on."""
     ranks, begin = len(counts), np.cumsum(counts) - counts
     total = np.concatenate(([0], np.cumsum(tokens)))
     opened = -(-(total[begin + counts] - total[begin]) // capacity)
@@ -232,25 +219,6 @@ def _even_bins_at_once(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints,
         room[rank, at] -= length
         place[item] = at
     return place + np.repeat(np.cumsum(opened) - opened, counts), opened
-
-
-def _even_bins(tokens: list[int], capacity: int, first: int) -> tuple[list[int], int]:
-    """Spread *tokens* (descending) over as few bins as hold them, evenly; the bins, from *first* on, and how many."""
-    count = -(-sum(tokens) // capacity)
-    if count <= 1:
-        return [first] * len(tokens), count
-    room = [(-capacity, first + i) for i in range(count)]
-    where: list[int] = []
-    for length in tokens:
-        free, number = room[0]
-        if -free >= length:
-            heapq.heapreplace(room, (free + length, number))
-        else:
-            number = first + count
-            count += 1
-            heapq.heappush(room, (length - capacity, number))
-        where.append(number)
-    return where, count
 
 
 def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Ints:

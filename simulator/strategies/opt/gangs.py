@@ -20,8 +20,6 @@ FEW_ITEMS = 2048
 """So many items are looked at faster than the rows that are in use are found among them."""
 FEW_ROWS = 4
 """So many are sorted faster one by one."""
-FEW_RANKS = 16
-"""So many are looked at faster in plain Python than in arrays."""
 ROOM = 8
 """A region has at least so many times the ranks of the largest gang, so that it has a choice."""
 
@@ -383,17 +381,6 @@ class _Places:
     def _ready_s(self, ranks: Ints) -> float:
         """When the last of these ranks is ready, past the slots that it leaves out."""
         gang, loads = self._gang, self._loads
-        if gang.weight and len(ranks) <= FEW_RANKS:  # the same sums in plain Python: faster with a few
-            slots = loads.slot[ranks].tolist()
-            last, latest_s = max(slots), 0.0
-            for free_s, longest_s, slot in zip(
-                loads.free_s[ranks].tolist(), loads.longest_s[ranks].tolist(), slots, strict=True
-            ):
-                ready_s = free_s + gang.weight * max(0.0, gang.time_s - longest_s)
-                if slot > 0:
-                    ready_s = max(ready_s, free_s + gang.time_s * min(last - slot, gang.weight))
-                latest_s = max(latest_s, ready_s)
-            return latest_s
         each_s = self._each_ready_s(ranks)
         if gang.weight and len(ranks) > 1:
             slot = loads.slot[ranks]

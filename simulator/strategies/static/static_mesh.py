@@ -9,7 +9,7 @@ from math import isqrt
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.feasibility import uneven_scan
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -20,6 +20,7 @@ from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
+from .given_packs import in_turn, mesh_plan
 from .packing import Pieces, pack, split_packs
 
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
@@ -216,38 +217,28 @@ class MeshDraft:
     def plan(self) -> Plan:
         """Deal packs to groups, in turn or longest first."""
         problem, packed, degree, times_s = self.problem, self.packs, self.degree, self.times_s
-        groups, packs = problem.ranks // degree, packed.count
-        pieces, offsets = packed.pieces, packed.offsets
+        groups, packs, pieces = problem.ranks // degree, packed.count, packed.pieces
         if self.longest_first:
             group, slot = _longest_first(times_s, groups)
-            order, slots = np.lexsort((slot, group)), np.bincount(group, minlength=groups)
+            dealt = group, np.lexsort((slot, group)), np.bincount(group, minlength=groups)
             alike = False
         else:
             alike = packed.batches(problem, degree).alike
-            group = np.arange(packs, dtype=np.int64) % groups
-            order, slots = _round_robin(packs, groups)
-        member_ranks = (group[:, None] * degree + np.arange(degree, dtype=np.int64)).ravel()
-        member_offsets = np.arange(packs + 1, dtype=np.int64) * degree
+            dealt = in_turn(packs, groups)
         if alike:  # groups that cross a node or a block are slower
             alike = rings_alike(
                 problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
             )
         full = int(pieces.tokens.sum()) / packs / problem.context_tokens
-        return Plan(
-            strategy=problem.options.name,
-            ranks=problem.ranks,
+        return mesh_plan(
+            problem,
+            pieces._replace(tokens=pieces.tokens.copy()),  # may be the caller's lengths
+            packed.offsets,
+            degree,
+            dealt,
             capacity_tokens=problem.capacity_tokens,
-            segment_tokens=pieces.tokens.copy(),  # may be the caller's lengths
-            segment_sequence=pieces.sequence,
-            segment_start=pieces.start,
-            segment_offsets=offsets,
-            member_ranks=member_ranks,
-            member_offsets=member_offsets,
-            offload_ratio=np.full(packs, problem.mesh_offload_ratio),
-            order=_repeated(order, slots, degree),
-            order_offsets=np.concatenate(([0], np.cumsum(np.repeat(slots, degree)))),
             padding_tokens=packed.padding_tokens,
-            makespan_s=float(np.bincount(group, weights=times_s, minlength=groups).max()),
+            makespan_s=float(np.bincount(dealt[0], weights=times_s, minlength=groups).max()),
             in_step=alike,
             notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
         )
@@ -325,22 +316,6 @@ def _both_ways(problem: PlanningProblem, pieces: Pieces, groups: int) -> Pieces:
             f"{len(pieces.tokens)} sequences to make them of; take a larger data.batch, a larger cp or another schedule"
         )
     return split_packs(pieces, needed - packs)
-
-
-def _round_robin(packs: int, groups: int) -> tuple[Ints, Ints]:
-    """Packs by group and slot when pack i goes to group i modulo groups, and slots of every group."""
-    slots = packs // groups + (np.arange(groups) < packs % groups).astype(np.int64)
-    first = np.cumsum(slots) - slots
-    slot = np.arange(packs, dtype=np.int64) - np.repeat(first, slots)
-    return np.repeat(np.arange(groups, dtype=np.int64), slots) + groups * slot, slots
-
-
-def _repeated(order: Ints, slots: Ints, degree: int) -> Ints:
-    """The order of every rank: all members of a group have the group's."""
-    if degree == 1:
-        return order
-    first = np.cumsum(slots) - slots
-    return order[ranges(np.repeat(first, degree), np.repeat(slots, degree))]
 
 
 def _longest_first(times: Floats, groups: int) -> tuple[Ints, Ints]:

@@ -32,16 +32,9 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
     work = _work_s(problem, degree)
     tokens = int(problem.lengths.sum())
     rounds = -(-tokens // (groups * problem.context_tokens))
-    while True:
-        pack = balanced_packs(problem.lengths, work, groups * rounds, most)
-        if np.bincount(pack, weights=problem.lengths).max() <= most:
-            break
-        rounds += 1
-    number = (
-        np.cumsum(np.bincount(pack, minlength=groups * rounds) > 0) - 1
-    )  # without the packs that stayed empty
-    plan = plan_given_packs(problem, number[pack], degree)
-    busiest_s = np.bincount((pack % groups), weights=work, minlength=groups).max()
+    pack = fitting_packs(problem.lengths, work, groups * rounds, groups, most)
+    plan = plan_given_packs(problem, pack, degree)
+    busiest_s = np.bincount(pack % groups, weights=work, minlength=groups).max()
     notes = (f"packs of equal work: cp {degree} x dp {groups}, {plan.micro_batches} packs",)
     return replace(plan, capacity_tokens=problem.capacity_tokens, makespan_s=float(busiest_s), notes=notes)
 
@@ -53,6 +46,16 @@ def _work_s(problem: PlanningProblem, degree: int) -> Floats:
     tiers = np.broadcast_to(problem.compact_tier(degree), tokens.shape)
     work_s = problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree
     return np.asarray(work_s if problem.error is None else work_s * problem.error.factors(tokens))
+
+
+def fitting_packs(lengths: Ints, work: Floats, packs: int, more: int, most_tokens: int) -> Ints:
+    """As balanced_packs, with so many *more* packs while one holds too much; without the packs that stay empty."""
+    while True:
+        pack = balanced_packs(lengths, work, packs, most_tokens)
+        held = np.bincount(pack, weights=lengths, minlength=packs)
+        if held.max() <= most_tokens:
+            return np.asarray((np.cumsum(held > 0) - 1)[pack])
+        packs += more
 
 
 def balanced_packs(lengths: Ints, work: Floats, packs: int, most_tokens: float) -> Ints:

@@ -8,11 +8,10 @@ from simulator_setups import FLOOR, HOPPER, problem_of, small_setup
 
 from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
-    _even_bins_at_once,
-    _even_bins_one_by_one,
     deal_packs,
     deal_sequences,
     deal_singles,
+    even_bins,
     exchange,
     fill_packs,
 )
@@ -165,8 +164,13 @@ def test_exchanges_never_raise_the_busiest_rank(base: list[float], items: list[f
 def test_bins_of_many_ranks_are_those_of_each(ranks: list[list[int]], capacity: int):
     tokens = np.array([length for some in ranks for length in sorted(some, reverse=True)], dtype=np.int64)
     counts = np.array([len(some) for some in ranks])
-    one_by_one, opened = _even_bins_one_by_one(tokens, counts, capacity)
-    at_once, opened_at_once = _even_bins_at_once(tokens, counts, capacity)
-    assert one_by_one.tolist() == at_once.tolist()
-    assert opened.tolist() == opened_at_once.tolist()
-    assert np.bincount(at_once, weights=tokens, minlength=opened.sum()).max(initial=0) <= capacity
+    bins, opened = even_bins(tokens, counts, capacity)
+    each = [even_bins(np.array(sorted(some, reverse=True), dtype=np.int64), np.array([len(some)]), capacity)
+            for some in ranks]  # fmt: skip
+    assert opened.tolist() == [int(own[0]) for _, own in each]
+    first = np.cumsum(opened) - opened
+    assert bins.tolist() == [
+        number + before for (own, _), before in zip(each, first, strict=True) for number in own
+    ]
+    assert np.bincount(bins, weights=tokens, minlength=opened.sum()).max(initial=0) <= capacity
+    assert (opened >= [-(-sum(some) // capacity) for some in ranks]).all()

@@ -168,11 +168,16 @@ def test_offloading_stops_where_a_sequence_would_become_the_critical_path():
     assert 0 < ratio[0] < 1
 
 
-def test_size_grid():
-    assert size_grid(5, exact=8, growth=2.0).tolist() == [1, 2, 3, 4, 5]
-    assert size_grid(20, exact=3, growth=2.0).tolist() == [1, 2, 3, 6, 12, 20]
-    assert size_grid(6, exact=2, growth=1.1).tolist() == [1, 2, 3, 4, 5, 6]
-    assert size_grid(1, exact=8, growth=2.0).tolist() == [1]
+def test_size_grid(monkeypatch: pytest.MonkeyPatch):
+    for ranks, exact, growth, sizes in (
+        (5, 8, 2.0, [1, 2, 3, 4, 5]),
+        (20, 3, 2.0, [1, 2, 3, 6, 12, 20]),
+        (6, 2, 1.1, [1, 2, 3, 4, 5, 6]),
+        (1, 8, 2.0, [1]),
+    ):
+        monkeypatch.setattr(group_size, "EXACT_SIZES", exact)
+        monkeypatch.setattr(group_size, "SIZE_GROWTH", growth)
+        assert size_grid(ranks).tolist() == sizes
 
 
 def test_recomputed_attention_counts_by_sequence():
