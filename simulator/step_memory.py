@@ -82,10 +82,8 @@ def _ranks_of_the_context(setup: Setup) -> int:
 
 def _rotary_tables(setup: Setup) -> float:
     """Bytes of the rotary tables of a full stage."""
-    if not setup.memory.overheads.rotary_tables:
-        return 0.0
     layers = -(-attention_layers(setup.model) // setup.layout.parallel.pp)
-    return rotary_table_bytes(setup.model, layers, setup.context_tokens)
+    return rotary_table_bytes(setup.model, setup.memory.overheads.rotary_tables, layers, setup.context_tokens)
 
 
 def _overheads(setup: Setup) -> MemoryOverheads:

@@ -8,7 +8,7 @@ from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_shar
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
+from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads, RotaryTables
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.layer_kinds import as_layer, layer_counts, parts_of
 from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, mlp_width, routed_width
@@ -307,20 +307,22 @@ def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> f
     return gradients + gathered
 
 
-def rotary_table_bytes(model: Model, layers: int, sequence_tokens: int) -> float:
-    """Sines and cosines of every position of a sequence, one table of each for every layer that a GPU holds.
+def rotary_table_bytes(model: Model, tables: RotaryTables, layers: int, sequence_tokens: int) -> float:
+    """Sines and cosines of every position of a sequence that a GPU keeps, of so many *layers* with attention.
 
-        layers x s x 2 tables x d / 2 x 2 B
+        layers    layers x s x 2 tables x d / 2 x 2 B
+        shared    s x 2 tables x d x 2 B: every angle twice, once for either half of a head
 
     Counted: 16-bit tables of the whole sequence, however many ranks share it. Models with learned positions have none.
     Source: InternLM/InternEvo, internlm/model/modules/embedding.py (RotaryEmbedding) and mha.py: one module a layer,
-    whose tables reach up to the largest position that it meets.
+    whose tables reach up to the largest position that it meets; thunlp/BurstEngine, cpm/layers/position_embedding.py
+    (RotaryEmbeddingESM) and attention.py (max_length): one module of the model.
     """
-    if model.learned_positions:
+    if model.learned_positions or tables == "none":
         return 0.0
     latent = model.latent_attention
     dim = model.head_dim if latent is None else latent.qk_rope_head_dim
-    return layers * sequence_tokens * dim * BF16_BYTES
+    return (layers if tables == "layers" else 2) * sequence_tokens * dim * BF16_BYTES
 
 
 def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: float) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hdpsim.cost_models.reading.checked import Amount, Checked, Share
 
 GIB = 2.0**30
+
+RotaryTables = Literal["none", "shared", "layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class MemoryOverheads(Checked):
         expert_outputs_kept: experts' outputs are kept until the backward, which needs them where the router's scores
             weigh outputs; off where the scores weigh what the activation function puts out.
         unfused_copies: operations run one by one: each keeps its own input.
-        rotary_tables: every layer has sines and cosines of the whole sequence to itself, whatever part of it the GPU
-            holds.
+        rotary_tables: sines and cosines of the whole sequence that stay, whatever part of it the GPU holds: none, those
+            that all layers share, or those of every layer.
         ring_steps_kept: a ring (cp_kind: ring) keeps keys and values, output and log-sum-exp of every step until its
             forward ends (Transformer Engine).
         sixteen_bit_shards: weights cut over all ranks (zero3) are kept in 16 bits beside the optimizer's in 32; off
@@ -57,7 +60,7 @@ class MemoryOverheads(Checked):
     selective_keeps: tuple[str, ...] | None = None
     expert_outputs_kept: bool = True
     unfused_copies: bool = False
-    rotary_tables: bool = False
+    rotary_tables: RotaryTables = "none"
     ring_steps_kept: bool = False
     sixteen_bit_shards: bool = True
     gradients_freed: bool = False

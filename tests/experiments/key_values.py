@@ -80,7 +80,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.logit_bytes": ("6", "14"),
     "memory.selective_share": ("layout", "0.5"),
     "memory.selective_keeps": ("share", "queries_keys_values"),
-    "memory.rotary_tables": ("false", "true"),
+    "memory.rotary_tables": ("none", "layers"),
     "memory.ring_steps_kept": ("false", "true"),
     "memory.sixteen_bit_shards": ("true", "false"),
     "memory.gradients_freed": ("false", "true"),

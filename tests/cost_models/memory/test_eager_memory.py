@@ -17,7 +17,7 @@ from hdpsim.cost_models.memory.activations import (
     tensor_parallel_transients,
     unfused_copies,
 )
-from hdpsim.cost_models.memory.overheads import MemoryOverheads
+from hdpsim.cost_models.memory.overheads import MemoryOverheads, RotaryTables
 from hdpsim.cost_models.memory.report import memory_report, rank_capacity_tokens
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.transformer.model import Model
@@ -179,10 +179,11 @@ def test_what_selective_recomputation_keeps() -> None:
     assert small.working_set - large.working_set == pytest.approx(8192 * (whole - projections))
 
 
-def test_rotary_tables_of_every_layer() -> None:
-    """Of 2M positions: 64 sines and 64 cosines of 2 B in each of 32 layers, 16 GiB, however many ranks share them."""
+def test_rotary_tables_of_the_whole_sequence() -> None:
+    """Of 2M positions: 64 sines and 64 cosines of 2 B in each of 32 layers, 16 GiB; 128 of either shared, 1 GiB."""
     model = Model(
         name="7b", layers=32, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn_hidden=11008, vocab=32000
     )
-    assert rotary_table_bytes(model, 32, 2**21) == 16 * 2**30
-    assert rotary_table_bytes(replace(model, learned_positions=2**21), 32, 2**21) == 0.0
+    kinds: tuple[RotaryTables, ...] = ("none", "shared", "layers")
+    assert [rotary_table_bytes(model, kind, 32, 2**21) / 2**30 for kind in kinds] == [0.0, 1.0, 16.0]
+    assert rotary_table_bytes(replace(model, learned_positions=2**21), "layers", 32, 2**21) == 0.0
