@@ -74,7 +74,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "expert_kernels": ("grouped", "separate", "modules", "fused"),
     "expert_imbalance": (None, 1.0, 1.3),
     "expert_routing": ("loss", "bias", "even", "untrained"),
-    "attention_kernel": ("flash", "flash2", "unfused"),
+    "attention_kernel": ("flash", "flash2", "mxfp8", "unfused"),
     "cuda_graph_scope": ("layers", "iteration"),
     "shard_ranks": (None, 2),
     "bucket_parameters": (None, 50_000_000.0),
