@@ -136,9 +136,9 @@ class SmallKernels:
     Every kernel starts up and drains on the device besides (kernel_tail_s; twice as many in the backward).
     Separate updates of delayed scales: so many kernels in each pass, whatever the tokens (scale_updates).
     Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
-    (as much for routing: the way back of a copy is a copy). Routing: tokens are gathered for their experts, sorted by
-    expert where they arrive and back where they leave, outputs summed by weight; fused dispatch copies what arrives,
-    once per GPU, for each expert and sums on the way back.
+    (with lean_gradients what each gradient needs; as much for routing: the way back of a copy is a copy). Routing:
+    tokens are gathered for their experts, sorted by expert where they arrive and back where they leave, outputs summed
+    by weight; fused dispatch copies what arrives, once per GPU, for each expert and sums on the way back.
     Ignored: statistics of norms, tables of the rotary embedding, random numbers, scores of the router.
     Fused experts clamp, weigh and add biases in the epilogues of their products (cuDNN frontend, grouped_gemm_glu);
     activation and casts stay kernels here: what epilogues save of their traffic, the products lose to longer epilogues
@@ -160,7 +160,10 @@ class SmallKernels:
         eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
         eager += _attention_casts(model, layout)
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
-        self.passes_backward = BACKWARD_TRAFFIC * fused
+        lean = layout.kernels.fused and layout.kernels.lean_gradients
+        self.passes_backward = (
+            share * _lean_gradients(model, layout, moe) if lean else BACKWARD_TRAFFIC * fused
+        )
         self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
         if parts_of(model).mamba:
             mamba, gradients = (mamba_kernels(model, layout, backward=side) for side in (False, True))
@@ -195,6 +198,24 @@ def _fused_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float
     activation = (3 if model.gated_mlp else 2) * _width(model, moe) / layout.parallel.tp
     rest = blocks * (3 + mask) * width + 2 * _rotated(model, layout)
     return blocks * 2 * width + activation + 2 * _normalised(model, layout), rest
+
+
+def _lean_gradients(model: Model, layout: Layout, moe: bool) -> float:
+    """Passes of the backward where a kernel reads only what it needs.
+
+    Norm: gradient and input, and writes (3). Fork of the residual: two gradients summed (3). Dropout: gradient and
+    mask, and writes (2 + mask). Activation: gradient, input and what it writes (1 + 2 + 2 with a gate, 1 + 1 + 1
+    without). Rotary embedding: as forward (2).
+    Ignored: partial sums of the norms' weights.
+    Source: Transformer Engine, common/normalization/rmsnorm/rmsnorm_bwd_kernels.cuh, common/fused_rope, common/util/
+    vectorized_pointwise.h (dgated_act_kernel); Megatron-Core, fusions/fused_bias_swiglu.py (swiglu_back).
+    """
+    forks = parts_of(model).blocks  # of a parallel block the residual and the output of its one norm
+    norms = 1 if model.parallel_block else forks
+    dropout = (2 + MASK) * model.dropout
+    activation = (5 if model.gated_mlp else 3) * _width(model, moe) / layout.parallel.tp
+    stream = (3 * forks + (3 + dropout) * norms) * model.hidden / residual_shards(layout)
+    return stream + activation + 2 * _rotated(model, layout) + 3 * _normalised(model, layout)
 
 
 def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:

@@ -283,6 +283,9 @@ class Kernels(Group):
     scores go to memory and back."""
     fused: bool = switch(True, name="fused_kernels")
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    lean_gradients: bool = switch(False, needs=(needs.FUSED,))
+    """Gradients of norms, activation and rotary embedding read only what they need, as Transformer Engine's kernels
+    do; off: twice what the forward reads and writes."""
     joined_block: bool = False
     """Products of a parallel block that read the same input are one product, and those whose outputs are summed (PaLM);
     off: attention and MLP have products of their own (GPT-NeoX)."""

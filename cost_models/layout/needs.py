@@ -38,6 +38,7 @@ DRAIN = Need(
 CUT_LAYERS = _several("tp", "tp is 1")
 SEQUENCE_PARALLEL = _on("sequence_parallel")
 CHUNKS = _on("tp_overlap")
+FUSED = _on("fused_kernels")
 NO_CHUNKS = Need("tp_overlap: false", "tp_overlap is true", lambda layout: not layout.tensor.overlap)
 SHARED = Need("some sharding", "sharding is {sharding}", lambda layout: layout.sharding.kind != "none")
 ZERO_1_OR_2 = Need(

@@ -53,6 +53,23 @@ def test_the_backward_moves_twice_as_much() -> None:
     assert kernels.seconds(tokens, backward=True) == pytest.approx(4 * passes(MODEL) * 1000 / HBM)
 
 
+def backward(model: Model, **switches: bool | int) -> float:
+    return SmallKernels(model, Layout(**switches), GPU, CAL, moe=False).passes_backward
+
+
+def test_lean_gradients_read_what_they_need() -> None:
+    # 2 norms (gradient, input, written), 2 forks (two gradients summed), rotary, SwiGLU: 1 + 2 read, 2 written
+    by_hand = 2 * (3 + 3) * HIDDEN + 2 * (HEADS + KV_HEADS) * 128 + 5 * FFN
+    assert backward(MODEL, lean_gradients=True) == by_hand
+    assert backward(GPT, lean_gradients=True) == 2 * (3 + 3) * HIDDEN + 3 * FFN
+    dropout = replace(GPT, dropout=True)  # gradient, a mask of one byte, written
+    assert backward(dropout, lean_gradients=True) - backward(GPT, lean_gradients=True) == 2 * 2.5 * HIDDEN
+    normed = replace(MODEL, qk_norm=True)
+    assert backward(normed, lean_gradients=True) == by_hand + 3 * (HEADS + KV_HEADS) * 128
+    separate = (backward(MODEL, fused_kernels=False, lean_gradients=lean) for lean in (False, True))
+    assert len(set(separate)) == 1  # kernels of single operations have gradients of their own
+
+
 def test_every_kernel_starts_up_and_drains() -> None:
     # fused: 2 norms, 2 adds, activation, rotary embedding, 2 copies; separate: 2 x 6, 2, 2, 8, 2
     cal = replace(CAL, kernel_tail_s=1.0)
@@ -82,12 +99,19 @@ def test_small_kernels_are_launched(
 @given(
     st.sampled_from([MODEL, GPT]), st.booleans(), st.booleans(), st.sampled_from([1, 2, 4, 8]), st.booleans()
 )
-def test_fused_never_moves_more(model: Model, parallel: bool, dropout: bool, tp: int, sp: bool) -> None:
+def test_fused_and_lean_never_move_more(
+    model: Model, parallel: bool, dropout: bool, tp: int, sp: bool
+) -> None:
     shape = replace(model, parallel_block=parallel, dropout=dropout)
     layouts = (Layout(tp=tp, sequence_parallel=sp, fused_kernels=fused) for fused in (True, False))
     cal = calibration("hopper")
     fused, separate = (SmallKernels(shape, layout, GPU, cal, moe=False).passes for layout in layouts)
     assert fused < separate
+    if not parallel:  # whose two forks the forward, with one sum, does not tell
+        lean, usual = (
+            backward(shape, tp=tp, sequence_parallel=sp, lean_gradients=lean) for lean in (True, False)
+        )
+        assert usual / 2 < lean < usual
 
 
 MOE = replace(MODEL, experts=64, top_k=8)
