@@ -79,11 +79,13 @@ def plan_best(problem: PlanningProblem) -> Plan:
         for waves in naive_drafts(problem):
             if waves.least_s < contest.end_s:
                 contest.enter(waves.plan(), waves.least_s)
-    for planner in _others(problem) if thorough or problem.meets else ():
+    everything = thorough or problem.meets
+    for planner in _others(problem, everything):
         with suppress(InfeasibleError, PlanError):  # what a planner refuses, or puts where memory has no room
             plan = planner(problem)
-            check_plan(problem, plan)
-            contest.enter(plan, 0.0)
+            if everything or plan.makespan_s < contest.end_s:
+                check_plan(problem, plan)
+                contest.enter(plan, 0.0 if everything else plan.makespan_s)
     return contest.best
 
 
@@ -95,8 +97,11 @@ def _unbalanced(problem: PlanningProblem, draft: Draft) -> bool:
     return draft.end_s > UNBALANCED * ideal_s
 
 
-def _others(problem: PlanningProblem) -> tuple[Callable[[PlanningProblem], Plan], ...]:
-    """Planners by other rules, of which each is the best now and then."""
+def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[PlanningProblem], Plan], ...]:
+    """Planners by other rules, of which each is the best now and then; of many sequences that fit a pack only one."""
+    if not everything:
+        fits = problem.lengths.max() <= problem.target_tokens and not problem.quick
+        return (plan_wlb_llm,) if fits else ()
     if len(problem.lengths) > FEW:
         return (plan_balanced, plan_wlb_llm)
     return (plan_balanced, plan_wlb_llm, dynamic_cp, hybrid_cp, balanced_with_pp)

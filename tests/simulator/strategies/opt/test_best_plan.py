@@ -97,7 +97,7 @@ def test_naive_waves_are_not_faster(task: Task, capacity_stated: bool):
     assert simulate_step(setup, task.lengths).step_s <= simulate_step(naive, task.lengths).step_s * 1.01
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(tasks(), st.sampled_from(OTHERS))
 def test_no_planner_of_another_rule_is_faster(task: Task, name: str):
     setup = balanced(task.setup)
