@@ -246,8 +246,8 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
         NVLink step of Simple = LL's + (its own - LL's) x min(1, bytes / 32 KiB)
 
     Counted: NCCL's correction by size (trees are slow between 64 KiB and 4 MiB), interpolated in log2(bytes)
-        so that more bytes never take less time; with Simple on a transport with slow steps slots_s instead, and all of
-        the wires' rate. A step of Simple hands a chunk on when all of it is there: of up to
+        so that more bytes never take less time; with Simple or LL128 on a transport with slow steps slots_s instead,
+        and all of the wires' rate. A step of Simple hands a chunk on when all of it is there: of up to
         32 KiB the whole message, which one channel sends, of longer ones no less (NCCL's least chunk).
     Ignored: per-channel limits that bind only with few channels.
     Source: NCCL tuning.cc; Sanders, Speck, Traeff, Parallel Computing 35(12), 2009 (double binary trees).
@@ -268,9 +268,14 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
         bytes_per_s = min(bytes_per_s / TREE_LL_DIVISOR, wires.ll_limit_bytes_per_s)
     elif protocol is LL128:
         bytes_per_s *= TREE_LL128_SHARE[wires.nodes > 1]
-    if protocol is SIMPLE and wires.nodes > 1 and wires.ring_step_s:
-        steps = wires.ranks / wires.nodes - 1 + depth
-        time_s: Floats = latency_s + 2 * sizes / wires.tree_bytes_per_s + slots_s(sizes, wires, steps)
+    if protocol is not LL and wires.nodes > 1 and wires.ring_step_s:
+        steps, share = (
+            wires.ranks / wires.nodes - 1 + depth,
+            1.0 if protocol is SIMPLE else TREE_LL128_SHARE[1],
+        )
+        time_s: Floats = (
+            latency_s + 2 * sizes / (share * wires.tree_bytes_per_s) + slots_s(sizes, wires, steps)
+        )
     else:
         table = TREE_CORRECTION[protocol.name]
         correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
@@ -284,7 +289,7 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
 
 
 def slots_s(bytes_total: Floats, wires: Wires, steps: float) -> Floats:
-    """What a tree with Simple waits for free buffers, on a transport with slow steps.
+    """What a tree waits for free buffers on a transport with slow steps: with Simple, and LL128 as if it were that.
 
         t = chunks of a channel x 2 steps over the network / 8
 

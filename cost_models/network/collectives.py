@@ -217,10 +217,11 @@ class Collectives:
         return Tuner(wires, self.fabric.cluster.gpu.calibration, nics, nic_bytes_per_s)
 
     def _nics(self, group: GroupShape) -> tuple[float, float]:
-        """NICs of the members on a node, and the rate of one that NCCL counts on."""
+        """NICs of the members on a node, and the rate of one that NCCL counts on; those of one GPU are one to it."""
         node = self.fabric.cluster.node
-        nics = node.nics * node.collective_share * group.ranks_per_node / node.gpus
-        return nics, NCCL_NIC_SHARE * node.nic_bytes_per_s
+        nics = min(node.nics, node.gpus)
+        rate = NCCL_NIC_SHARE * node.nic_bytes_per_s * node.nics / max(nics, 1)
+        return nics * node.collective_share * group.ranks_per_node / node.gpus, rate
 
     def all_reduce_options(self, bytes_total: ArrayLike, group: GroupShape) -> dict[str, Floats]:
         """Seconds of every algorithm and protocol that applies to an all-reduce."""

@@ -49,8 +49,8 @@ ROWS = (
      "ranks_per_node": 8, "n_nodes": 1, "time_us": 15.5, "source": "microsoft/apex_plus"},
     {"id": "send", "kind": "p2p", "gpu": "H200-SXM-141G", "size_bytes": 131072, "n_ranks": 2, "ranks_per_node": 8,
      "n_nodes": 1, "time_us": 7, "source": "microsoft/apex_plus:profile/comm/H200-SXM-141GB/sendrecv.csv"},
-    {"id": "two-lines", "kind": "allgather", "gpu": "H100-SXM-80G", "size_bytes": 2**30, "n_ranks": 32,
-     "ranks_per_node": 8, "n_nodes": 4, "time_us": 10423, "source": "HF nanotron Ultra-Scale benchmark"},
+    {"id": "ring", "kind": "allreduce", "gpu": "H200-SXM-141G", "size_bytes": 2**33, "n_ranks": 7, "ranks_per_node": 8,
+     "n_nodes": 1, "time_us": 40267, "source": "stas00/ml-engineering", "notes": "NVLS off (Ring)"},
     {"id": "in-c", "kind": "alltoall", "gpu": "H100-SXM-80G", "size_bytes": 4096, "n_ranks": 8,
      "ranks_per_node": 8, "n_nodes": 1, "time_us": 8.1, "source": "ai-dynamo/aiconfigurator"},
     {"id": "hbm", "kind": "hbm_stream", "gpu": "H100-SXM-80G", "value": 2970, "unit": "GB/s"},
@@ -82,7 +82,7 @@ def table(tmp_path: Path) -> Path:
 def test_published_kernels_are_predicted(table: Path) -> None:
     rows = {row.id: row for row in check(table)}
     for name in ("gemm", "attention", "all-reduce", "p4de", "old-cloud", "serial", "lone", "prescribed", "from-python",
-                 "in-c", "send", "hbm"):  # fmt: skip
+                 "in-c", "send", "ring", "hbm"):  # fmt: skip
         assert rows[name].reason == ""
         assert rows[name].error == pytest.approx(0.0, abs=0.1), name
     gpu = catalog.gpu("h100")
@@ -101,7 +101,6 @@ def test_published_kernels_are_predicted(table: Path) -> None:
         ("no-shape", "n, k not stated"),
         ("no-time", "neither time_us, tflops nor busbw_gbs is stated"),
         ("other", "layernorm"),
-        ("two-lines", "a median over jobs whose hosts checked every collective and jobs whose did not"),
         ("words", "m: expected a number of at least 0 or nothing, got 'many'"),
         ("endless", "got 'inf'"),
         ("backwards", "time_us: expected a number of at least 0 or nothing, got '-1'"),
@@ -162,8 +161,8 @@ def test_a_calibration_counts_for_its_own_generation(tmp_path: Path) -> None:
 def test_groups(table: Path) -> None:
     groups = group_errors(check(table), "kind", "gpu")
     assert [(group["kind"], group["count"]) for group in groups] == [
-        ("allreduce", 2), ("allreduce", 1), ("allreduce", 1), ("allreduce", 2), ("alltoall", 2), ("flash_fwd", 1),
-        ("gemm", 1), ("hbm_stream", 1), ("p2p", 1),
+        ("allreduce", 2), ("allreduce", 1), ("allreduce", 1), ("allreduce", 2), ("allreduce", 1), ("alltoall", 2),
+        ("flash_fwd", 1), ("gemm", 1), ("hbm_stream", 1), ("p2p", 1),
     ]  # fmt: skip
     assert all(group["median_abs_error"] <= group["p90_abs_error"] for group in groups)
 
