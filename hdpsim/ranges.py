@@ -193,6 +193,7 @@ _CONSTANTS: Mapping[str, Range] = {
     "_flop_per_sm": Range(1e6, 1e18, "FLOP/s"),
     "_k": Range(0.0, 1e6, "elements"),
     "_fixup": Range(0.0, 1e6, "elements"),
+    "_sides": Range(0.0, 25.0, "lengths"),
     "_half_tokens": Range(0.0, 1e9, "tokens"),
     "_tile_tokens": Range(1.0, 65_536.0, "tokens"),
     "_ramp": Range(0.0, 1e3, "", "it is a ratio"),

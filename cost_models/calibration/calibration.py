@@ -77,6 +77,8 @@ class Calibration(Checked):
     """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
     gemm_half_k: Calibrated
     """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    tile_sides: Calibrated
+    """Lengths that a side of an output tile may have; 0: the few tiles of libraries up to Ampere."""
     tile_operand_share: Calibrated
     """Share of the largest output tile's time that grows with the operand bytes that a FLOP loads."""
     stream_k_fixup: Calibrated

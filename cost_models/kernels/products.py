@@ -5,6 +5,8 @@ Every rate is datasheet peak x calibrated efficiency x a shape factor that follo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple, assert_never
 
 import numpy as np
@@ -29,17 +31,32 @@ REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head di
 # *_918_only_cudnn); forwards of three engines on B300 over B200: 1.17 to 1.27 (ai-dynamo/aiconfigurator).
 FORWARD_EXPONENTIALS, BACKWARD_EXPONENTIALS = 0.53, 0.32
 
-# Output tiles of cuBLAS/CUTLASS kernels (CUTLASS profiler defaults).
-TILE_ROWS = np.array([128.0, 256.0, 128.0, 64.0, 128.0])
-TILE_COLUMNS = np.array([256.0, 128.0, 128.0, 128.0, 64.0])
-# Operand bytes that a tile loads per FLOP: (1 / rows + 1 / columns), over 1 / 128
-_OPERANDS = 128.0 * (1.0 / TILE_ROWS + 1.0 / TILE_COLUMNS)
+CLASSIC_TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64))
+"""Output tiles (rows, columns) of cuBLAS and CUTLASS up to Ampere (CUTLASS profiler defaults), the largest first."""
+
+
+@cache
+def output_tiles(lengths: float) -> tuple[Floats, Floats, Floats]:
+    """Rows and columns of the output tiles that a library has, and the operand bytes that a FLOP loads, over 1 / 128.
+
+    One side of 64 or 128, the other of any of so many *lengths* from 64 to 256, either way round; 0: CLASSIC_TILES.
+    Ignored: tiles beyond 128 x 256 (192 x 192, 320 x 128), which load hardly less.
+    Source: matrix instructions since Hopper are 64 rows by any multiple of 8 columns up to 256 (PTX ISA, wgmma), and
+    names of cuBLAS's kernels there say their tiles: nvjet_tst_192x192, nvjet_hsh_256x128 (NVIDIA/Fuser, issues 3137 and
+    3279), 128x192 and 256x96 on Blackwell.
+    """
+    sides: Iterable[tuple[float, float]] = CLASSIC_TILES
+    if lengths:
+        one_way = [(short, long) for short in (64.0, 128.0) for long in np.linspace(64, 256, int(lengths))]
+        sides = sorted({*one_way, *((long, short) for short, long in one_way)})
+    rows, columns = np.array(list(sides), dtype=np.float64).T
+    return rows, columns, 128.0 * (1.0 / rows + 1.0 / columns)
 
 
 def tile_slowdown(cal: Calibration) -> Floats:
     """Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31 with an operand share of 0.3."""
-    share = cal.tile_operand_share
-    return np.asarray((1.0 + share * _OPERANDS) / (1.0 + share * _OPERANDS[0]))
+    share, operands = cal.tile_operand_share, output_tiles(cal.tile_sides)[2]
+    return np.asarray((1.0 + share * operands) / (1.0 + share * operands.min()))
 
 
 def tile_efficiency(
@@ -60,11 +77,11 @@ def tile_efficiency(
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     copies = np.asarray(groups, dtype=np.float64)
     ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
-    tile_rows, tile_columns = TILE_ROWS.reshape(-1, *ones), TILE_COLUMNS.reshape(-1, *ones)
+    tile_rows, tile_columns, _ = (side.reshape(-1, *ones) for side in output_tiles(cal.tile_sides))
     waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
     whole = np.ceil(waves) * (inner + cal.gemm_half_k)
     cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
-    slot_flop = (sm_count * TILE_ROWS * TILE_COLUMNS * tile_slowdown(cal)).reshape(-1, *ones)
+    slot_flop = (sm_count * tile_rows * tile_columns) * tile_slowdown(cal).reshape(-1, *ones)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = copies * rows * columns * inner / (np.minimum(whole, cut) * slot_flop).min(axis=0)
     return np.asarray(share)

@@ -38,6 +38,7 @@ IDEAL = Calibration(
     fp4_joule_per_flop=0.0,
     burst_power_share=0.0,
     gemm_half_k=0.0,
+    tile_sides=0.0,
     tile_operand_share=0.3,
     stream_k_fixup=800.0,
     roofline_power=3.0,

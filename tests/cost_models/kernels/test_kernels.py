@@ -26,6 +26,7 @@ from hdpsim.cost_models.kernels.products import (
 from hdpsim.cost_models.layout.groups import ProductPrecision
 
 SIZES = st.integers(1, 100_000)
+MANY_TILES = replace(IDEAL, tile_sides=7)
 NO_OR_SOME_S = st.just(0.0) | st.floats(1e-9, 1e3)
 
 
@@ -37,6 +38,12 @@ class TestTiles:
     def test_slowdowns_follow_from_the_operands_of_a_tile(self) -> None:
         # (1 + 0.3 * 128 (1/rows + 1/columns)) / (1 + 0.3 * 1.5): 1.45, 1.45, 1.6, 1.9, 1.9 over 1.45
         assert tile_slowdown(IDEAL).tolist() == pytest.approx([1.0, 1.0, 1.6 / 1.45, 1.9 / 1.45, 1.9 / 1.45])
+
+    def test_a_tile_of_192_columns_fills_a_wave(self) -> None:
+        # 16 x 4 tiles of 128 x 192 on 64 SMs, each 1.5 / 1.45 times as slow; of 128 x 128 one and a half waves, cut
+        assert tile_efficiency(2048, 768, 4096, 64, MANY_TILES) == pytest.approx(1.45 / 1.5)
+        few = tile_efficiency(2048, 768, 4096, 64, IDEAL)
+        assert few == pytest.approx(1.5 * 4096 / (1.5 * 4096 + IDEAL.stream_k_fixup) * 1.45 / 1.6)
 
     def test_one_row_of_a_tile_costs_the_smallest_tile(self) -> None:
         # one row of a 64 x 128 tile of 64 rows, one wave of 64 tiles along n
@@ -63,10 +70,13 @@ class TestTiles:
         assert 0.0 < tile_efficiency(m, n, k, sm_count, replace(IDEAL, gemm_half_k=half_k)) <= 1.0 + 1e-12
 
     @given(SIZES, SIZES, SIZES, st.integers(1, 200))
-    def test_transposing_the_problem_changes_little(self, m: int, n: int, k: int, sm_count: int) -> None:
-        assert tile_efficiency(m, n, k, sm_count, IDEAL) == pytest.approx(
-            tile_efficiency(n, m, k, sm_count, IDEAL)
-        )
+    def test_transposing_changes_nothing_and_more_tiles_are_never_slower(
+        self, m: int, n: int, k: int, sm_count: int
+    ) -> None:
+        few, many = (float(tile_efficiency(m, n, k, sm_count, cal)) for cal in (IDEAL, MANY_TILES))
+        assert many >= few * (1 - 1e-12)
+        assert few == pytest.approx(tile_efficiency(n, m, k, sm_count, IDEAL))
+        assert many == pytest.approx(tile_efficiency(n, m, k, sm_count, MANY_TILES))
 
     def test_broadcasting(self) -> None:
         table = tile_efficiency(
