@@ -107,6 +107,8 @@ class Calibration(Checked):
     """Forward of attention in MXFP8 over that of the generation's best attention kernel."""
     mxfp8_attention_backward_rate: Calibrated
     """The same of its backward."""
+    cudnn2025_rate: Calibrated
+    """The backward of heads of 192 and 128 by cuDNN before 9.18.1 over the generation's best."""
     attention_half_tokens: Calibrated
     """Sequence length at which attention reaches half of its long-sequence rate."""
     attention_block_half_tokens: Calibrated

@@ -163,8 +163,8 @@ FLASH1_HEAD_DIMS = (32, 64, 128)
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128)
 """Dao-AILab/flash-attention, flash_attn_triton.py (BLOCK_HEADDIM: the next power of two)."""
-TRITON_SLOWDOWN = {False: 1.4, True: 2.0}
-"""Of FlashAttention in Triton beside FlashAttention-2, by side (backward): "around 1.3-1.5x" and "around 2x" on A100,
+TRITON_SLOWDOWN = (1.4, 2.0)
+"""Of FlashAttention in Triton beside FlashAttention-2, forward and backward: "around 1.3-1.5x" and "around 2x" on A100,
 arXiv 2307.08691, section 4.1."""
 
 
@@ -174,19 +174,20 @@ class KernelRate(NamedTuple):
     FlashAttention-2 does matrix work more slowly; what a row of tiles costs besides, and an exponential, is the same,
     so that in units of its matrix work both half values shrink by the rate. FlashAttention of 2022 lets the warps of a
     tile exchange results in every part of its work (arXiv 2307.08691, section 3.3), so its ramp is FlashAttention-2's.
+    cuDNN's of 2025 loses in the backward of heads of 192 and 128 alone, whose five accumulators tensor memory cannot
+    hold: 768 columns for tiles of 128 x 128, of 512 (640 with heads of 128, two of which take turns).
     In MXFP8 matrix work is faster and the rest as slow, so both half values grow. cuDNN's backward in 8 bits visits
     all keys before a query, whatever the window: 2.07 ms with 4,096 tokens, 107 with 32,768, where 16 bits take 0.46
     and 3.6 (GB200, window 128; NVIDIA/cudnn-frontend, sdpa_benchmark_training/results/gpt_oss, May 2026).
     """
 
-    rate: float = 1.0
-    """Of long sequences, in the backward at least."""
+    forward: float = 1.0
+    """Rate of long sequences."""
+    backward: float = 1.0
     ramp: float = 1.0
     """Its half lengths over the best kernel's."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions that it was compiled for; others are filled up to the next. None: any is as good."""
-    forward_gain: float = 1.0
-    """Of the forward's rate over the backward's."""
     descending: bool = True
     """A causal backward deals out blocks of keys, longest first (see with_last_wave): not whole heads, or either."""
     windowed_backward: bool = True
@@ -195,22 +196,20 @@ class KernelRate(NamedTuple):
     @classmethod
     def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
         """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
+        second = cal.flash2_rate
         match kernel:
             case "flash1":
-                return cls(cal.flash1_rate, cal.flash2_rate, FLASH1_HEAD_DIMS, descending=False)
+                return cls(cal.flash1_rate, cal.flash1_rate, second, FLASH1_HEAD_DIMS, descending=False)
             case "flash2":
-                return cls(cal.flash2_rate, cal.flash2_rate)
+                return cls(second, second, second)
             case "triton":
-                return cls(
-                    cal.flash2_rate / TRITON_SLOWDOWN[True],
-                    cal.flash2_rate,
-                    TRITON_HEAD_DIMS,
-                    TRITON_SLOWDOWN[True] / TRITON_SLOWDOWN[False],
-                    descending=False,
-                )
+                forward, backward = (second / slowdown for slowdown in TRITON_SLOWDOWN)
+                return cls(forward, backward, second, TRITON_HEAD_DIMS, descending=False)
             case "mxfp8":
                 forward, backward = cal.mxfp8_attention_rate, cal.mxfp8_attention_backward_rate
-                return cls(backward, forward, (), forward / backward, windowed_backward=False)
+                return cls(forward, backward, forward, windowed_backward=False)
+            case "cudnn2025":
+                return cls(backward=cal.cudnn2025_rate)
             case "flash" | "unfused":
                 return BEST_KERNEL
             case _:
@@ -218,7 +217,7 @@ class KernelRate(NamedTuple):
 
     def rate_of(self, *, backward: bool) -> float:
         """Rate of long sequences in a direction."""
-        return self.rate if backward else self.rate * self.forward_gain
+        return self.backward if backward else self.forward
 
     def filled(self, head_dim: float) -> float:
         """The head dimension that the kernel works with."""
@@ -264,7 +263,7 @@ def attention_rate_flop_per_s(
     if backward:
         dim_half /= ATTENTION_BACKWARD_FLOP_RATIO
     share = BACKWARD_EXPONENTIALS if backward else FORWARD_EXPONENTIALS
-    faster = 1.0 - share * (1.0 - 1.0 / gpu.exponentials) if kernel.rate >= 1.0 else 1.0
+    faster = 1.0 - share * (1.0 - 1.0 / gpu.exponentials) if slower >= 1.0 else 1.0
     filled = kernel.filled(head_dim)
     dims = head_dim / (filled + dim_half * faster) * (REFERENCE_HEAD_DIM + dim_half) / REFERENCE_HEAD_DIM
     with np.errstate(divide="ignore"):

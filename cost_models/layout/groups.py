@@ -21,7 +21,7 @@ RecomputeKind = Literal["none", "selective", "full"]
 ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
-AttentionKernel = Literal["flash", "flash1", "flash2", "triton", "mxfp8", "unfused"]
+AttentionKernel = Literal["flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"]
 RingKernels = Literal["fused", "eager"]
 ContextParallelKind = Literal[
     "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
@@ -278,9 +278,9 @@ class Kernels(Group):
     """Which operations are one kernel and which are several."""
 
     attention: AttentionKernel = switch("flash", name="attention_kernel")
-    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; triton: that of
-    2022 in Triton; mxfp8: operands in MXFP8 (Transformer Engine, fp8_dot_product_attention, on Blackwell); unfused: the
-    scores go to memory and back."""
+    """flash: the best kernel of the GPU's generation; flash1, flash2: FlashAttention of 2022 and 2023; cudnn2025: cuDNN
+    before 9.18.1 with latent attention on Blackwell; triton: that of 2022 in Triton; mxfp8: operands in MXFP8
+    (Transformer Engine, fp8_dot_product_attention, on Blackwell); unfused: the scores go to memory and back."""
     fused: bool = switch(True, name="fused_kernels")
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
     lean_gradients: bool = switch(False, needs=(needs.FUSED,))

@@ -60,6 +60,7 @@ IDEAL = Calibration(
     flash2_rate=1.0,
     mxfp8_attention_rate=1.0,
     mxfp8_attention_backward_rate=1.0,
+    cudnn2025_rate=1.0,
     attention_tile_tokens=1.0,
     hbm_efficiency=1.0,
     cast_factor=1.0,

@@ -53,7 +53,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.bf16_layers": ("0", "0.25"),
     "layout.bf16_parts": ("none", "attention", "latent+prediction"),
     "layout.fp8_scaling": ("delayed", "tensor", "row"),
-    "layout.attention_kernel": ("flash", "flash1", "flash2", "triton", "mxfp8", "unfused"),
+    "layout.attention_kernel": ("flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"),
     "layout.loss_metrics": ("0", "2"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),
     "layout.tp_chunks": ("streams", "sequence"),

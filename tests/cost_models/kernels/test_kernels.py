@@ -219,9 +219,9 @@ class TestAttention:
         )
         newer, older, oldest = (KernelRate.of(name, cal) for name in ("flash", "flash2", "flash1"))
         assert (newer, older, oldest) == (
-            KernelRate(1, 1),
-            KernelRate(0.5, 0.5),
-            KernelRate(0.25, 0.5, (32, 64, 128), descending=False),
+            KernelRate(1, 1, 1),
+            KernelRate(0.5, 0.5, 0.5),
+            KernelRate(0.25, 0.25, 0.5, (32, 64, 128), descending=False),
         )
         # 500 tokens: 1 / (1 + 1000 / 500) of the peak, 1 / 2 x 1 / (1 + 500 / 500), 1 / 4 x 1 / (1 + 500 / 500)
         rates = [
@@ -234,6 +234,18 @@ class TestAttention:
         # exponentials weigh half as much: (64 / 96) / (128 / 160) = 5/6
         narrow = attention_rate_flop_per_s(np.inf, GPU, cal, backward=False, head_dim=64, kernel=older)
         assert narrow == pytest.approx(5 / 6 * PEAK / 2)
+
+    def test_the_kernel_of_2025_is_slower_backward_alone(self) -> None:
+        older = KernelRate.of("cudnn2025", replace(IDEAL, cudnn2025_rate=0.5))
+        gpu = replace(GPU, exponentials=2.0)  # its forward gains by them as the best kernel does
+        cal = replace(IDEAL, attention_half_tokens=1000, attention_half_head_dim=64.0)
+        for side, times in ((False, 1.0), (True, 2.0)):
+            best, rate = (
+                float(attention_rate_flop_per_s(np.inf, gpu, cal, backward=side, kernel=kernel))
+                for kernel in (KernelRate.of("flash", cal), older)
+            )
+            # head dimension 128, where rates are stated; exponentials that are no bottleneck: 153.6 / 149.504 less
+            assert best / rate == pytest.approx(times * (153.6 / 149.504 if side else 1.0), rel=3e-4)
 
     def test_the_kernel_of_2022_fills_heads_up(self) -> None:
         oldest = KernelRate.of("flash1", IDEAL)

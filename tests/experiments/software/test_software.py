@@ -243,6 +243,25 @@ def test_every_stack_times_a_scenario_and_says_what_it_set(name: str) -> None:
         assert found == setting.value
 
 
+@pytest.mark.parametrize(
+    ("model", "node", "release", "kernel"),
+    [
+        ("deepseek-v3", "hgx-b200-180gb", "25.11", "cudnn2025"),
+        ("deepseek-v3", "hgx-b200-180gb", "26.04", "flash"),
+        ("deepseek-v3", "hgx-h100-80gb", "25.11", "flash"),
+        ("llama-3-70b", "hgx-b200-180gb", "25.11", "flash"),
+    ],
+)
+def test_latent_attention_on_blackwell_has_a_faster_backward_since_2026(
+    model: str, node: str, release: str, kernel: str
+) -> None:
+    scenario = load_scenario(
+        "quickstart-8gpu",
+        (f"software=megatron-bridge {release}", f"model={model}", f"cluster.node={node}"),
+    )
+    assert scenario.layout.kernels.attention == kernel
+
+
 def test_what_a_scenario_writes_wins_over_its_software() -> None:
     plain = load_scenario("quickstart-8gpu", ("software=torchtitan 2.8",))
     assert (plain.layout.kernels.attention, plain.layout.kernels.fused) == ("flash2", False)

@@ -195,6 +195,22 @@ def test_engines_that_scale_their_inputs_start_more_kernels(tmp_path: Path) -> N
         ({"notes": "FA2", "kind": "flash_bwd"}, Instrument(attention="flash2")),
         ({"notes": "FA2", "kind": "gemm"}, Instrument()),
         (
+            {
+                "source": "MooreThreads/SimuMax:configs/system/b200.json",
+                "kind": "flash_bwd",
+                "head_dim": "192/128",
+            },
+            Instrument(attention="cudnn2025"),
+        ),
+        (
+            {
+                "source": "MooreThreads/SimuMax:configs/system/b200.json",
+                "kind": "flash_bwd",
+                "head_dim": "128",
+            },
+            Instrument(),
+        ),
+        (
             {"kind": "flash_fwd", "notes": "Triton; FLOPs 4*S^2*H*D"},
             Instrument(refused="attention by Triton is not calibrated"),
         ),
