@@ -26,7 +26,7 @@ from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_plan
 from hdpsim.simulator.step_memory import capacity_tokens, check_fits, plan_memory
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.static_mesh import MeshPacks
+from hdpsim.simulator.strategies.static.static_mesh import MeshPacks, mesh_degrees
 
 _HOST = "kernels take longer than their launches"
 _MEMORY = "another stage, or another moment of the step, needs more memory"
@@ -192,11 +192,15 @@ def _planned_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
     )
     if parts != other_parts:
         return False
-    packs, other_packs = (
-        MeshPacks.of(one, one.options.packing, padding=one.options.padding, groups=1)
-        for one in (problem, other)
+    return all(
+        _same(
+            *(
+                MeshPacks.of(one, one.options.packing, padding=one.options.padding, degree=degree)
+                for one in (problem, other)
+            )
+        )
+        for degree in mesh_degrees(problem)
     )
-    return _same(packs, other_packs)
 
 
 def _same_factors(noise: Noise | None, other: Noise | None) -> bool:

@@ -121,6 +121,10 @@ class Calibration(Checked):
     """The same of a causal backward."""
     attention_backward_tail_factor: Calibrated
     """It is at most so many times 1 - tiles of a head / (2 SMs): of many tiles the last ones are short."""
+    empty_block_forward_s: Calibrated
+    """Life of a block of a forward over sequences of several lengths that finds nothing to do."""
+    empty_block_backward_s: Calibrated
+    """The same of a backward."""
     attention_half_head_dim: Calibrated
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: Calibrated

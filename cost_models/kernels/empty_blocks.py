@@ -9,9 +9,6 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.tracing import priced
 
-# From its start to the load of the sequence lengths and its end. Measured on B200: 31.0 ms for 1.1 million and 1,875 ms
-# for 71 million of them on 74 pairs of SMs, 2.0 us each (Dao-AILab/flash-attention, issue 2521).
-EMPTY_BLOCK_S = 2e-6
 # Blocks that an SM holds at once, of FlashAttention-2 at head dimension 128: registers allow two of four warps in the
 # forward, shared memory one of eight in the backward.
 RESIDENT_BLOCKS = (2, 1)
@@ -38,8 +35,9 @@ def empty_blocks_s(
     sequence's end leave at once. As long as there are places for all of them they keep nobody waiting.
     Counted: rows of tokens on this GPU (*segment_tokens*). A segment that only a *share* of the ranks holds counts for
     as much: a rank of the average.
-    Ignored: kernels whose persistent blocks ask for their next tile (FlashAttention-3 since 2025): they start none.
-    Source: grid of FlashAttention-2's variable-length kernels (Dao-AILab/flash-attention); see EMPTY_BLOCK_S.
+    Ignored: half of a ring's steps that start half as many (zig-zag); kernels whose persistent blocks ask for their
+    next tile (FlashAttention-3 since 2025): they start none.
+    Source: grid of FlashAttention-2's variable-length kernels (Dao-AILab/flash-attention); the calibration's times.
     """
     tiles = np.ceil(segment_tokens / cal.attention_tile_tokens)
     starts = segment_offsets[:-1]
@@ -48,4 +46,6 @@ def empty_blocks_s(
     started = heads * np.add.reduceat(held, starts) * most
     places = gpu.sm_count * RESIDENT_BLOCKS[backward]
     waiting = np.clip(started - places, 0.0, started - heads * filled)
-    return np.asarray(waiting * EMPTY_BLOCK_S / places)
+    return np.asarray(
+        waiting * (cal.empty_block_backward_s if backward else cal.empty_block_forward_s) / places
+    )

@@ -267,12 +267,14 @@ def check_s(group: GroupShape, network: NetworkCalibration) -> float:
 
 
 RING_LAUNCHES = {
-    # forward: attention, merging; backward: attention's three kernels, sums of the three gradients
+    # forward: attention, merging, (halves); backward: attention's three kernels, sums of the three gradients, (halves)
     "fused": (1.0 + 2.0, 3.0 + 3.0),
-    "eager": (1.0 + 10.0, 3.0 + 6.0),
+    "eager": (1.0 + 10.0 + 3.0, 3.0 + 3.0 + 4.0),
 }
-"""Kernels of one step of a ring, forward and backward. Eager: the output and its normaliser take a cast and
-nine operations; a gradient is cast and added."""
+"""Kernels of one step of a ring, forward and backward. Eager: the output and its normaliser take a cast and nine
+operations; gradients are added. Half of the steps take half of the keys and values (2 copies; their gradients are read
+and written back, 4), half of them half of the queries (output and normaliser are read and written back, 4; back their
+gradient, 2)."""
 RING_MESSAGES = {"fused": (2.0, 2.0), "eager": (4.0, 8.0)}
 """Sends and receives of one step: keys and values (and their gradients) in one tensor, or each on its own."""
 
@@ -283,7 +285,8 @@ def ring_step_host_s(layout: Layout, cal: Calibration, *, backward: bool) -> flo
         t = (kernels + 3 x messages) x time of one launch          0 in a CUDA graph
 
     Counted: a message like a collective: buffer, call, events.
-    Ignored: steps without a message (the last), slices of the zig-zag split, waiting on requests.
+    Ignored: steps without a message (the last), waiting on requests; that one document alone has views for halves; the
+    halves of Transformer Engine, one copy in a step.
     Source: the operations of zhuzilin/ring-flash-attention (eager) and of Transformer Engine's ring (fused).
     """
     if layout.host.cuda_graphs:

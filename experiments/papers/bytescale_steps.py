@@ -23,7 +23,8 @@ from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.static.packing import pack
+from hdpsim.simulator.strategies.static.packing import pack_chunked
+from hdpsim.simulator.strategies.static.static_mesh import ring_chunks
 from hdpsim.traces import Distribution, global_batches, load_distribution
 
 
@@ -176,8 +177,12 @@ class StepsJob:
 
     def lengths(self) -> tuple[Ints, ...]:
         """The sequence lengths of every batch."""
-        of = packed_batches_of if self.options.name == "static" else batches_of
-        return of(self.dataset, self.context_tokens, self.batches, self.split)
+        of_data = (self.dataset, self.context_tokens, self.batches, self.split)
+        if self.options.name != "static":
+            return batches_of(*of_data)
+        layout, context = layout_of(self.model), self.context_tokens
+        degree = -(-context // (layout.context.rank_capacity_tokens or context))
+        return packed_batches_of(*of_data, ring_chunks(layout, degree))
 
     def run(self) -> JobSteps:
         """Simulate the batches one after the other."""
@@ -242,14 +247,16 @@ def batches_of(dataset: str, context_tokens: int, count: int, split: str = "") -
 
 
 @lru_cache(maxsize=8)
-def packed_batches_of(dataset: str, context_tokens: int, count: int, split: str = "") -> tuple[Ints, ...]:
+def packed_batches_of(
+    dataset: str, context_tokens: int, count: int, split: str, chunks: int
+) -> tuple[Ints, ...]:
     """The same sequences in batches for a static mesh: as many packs as 32M tokens fill, so a few tokens less.
 
     A loader that hands out packs gives every group as many: 8 micro-batches of 2M in Figure 18. 32M tokens of whole
     sequences fill one or two packs more than that.
     """
     sequences = np.concatenate(batches_of(dataset, context_tokens, count, split))
-    packs = pack(sequences, context_tokens, StrategyOptions().packing).micro_batch
+    packs = pack_chunked(sequences, context_tokens, StrategyOptions().packing, chunks).micro_batch
     step = packs // max(1, BATCH_TOKENS // context_tokens)
     return tuple(sequences[step == number] for number in range(count))
 

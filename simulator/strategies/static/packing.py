@@ -41,6 +41,27 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
     return Pieces.of_whole(lengths, bins)
 
 
+def pack_chunked(lengths: Ints, capacity_tokens: int, method: Packing, chunks: int) -> Pieces:
+    """The same for sequences that take the room of whole chunks (see in_chunks)."""
+    filled = in_chunks(lengths, capacity_tokens, method, chunks)
+    pieces = pack(filled, capacity_tokens, method)
+    return pieces if filled is lengths else pieces._replace(tokens=lengths)
+
+
+def in_chunks(lengths: Ints, capacity_tokens: int, method: Packing, chunks: int) -> Ints:
+    """Lengths of sequences that are padded to so many equal *chunks*.
+
+    A ring cuts every sequence into two chunks a rank, so that all ranks hold as much of it. A stream that is cut where
+    packs end (concatenate) is not padded, nor is anything over the capacity.
+    Source: Transformer Engine, pull request 641 ("each individual sequence length is divisible by
+    (2*context_parallel_size)": NVIDIA-NeMo/Speech, pull request 9540); zhuzilin/ring-flash-attention, issue 51;
+    ByteScale, arXiv 2502.21231, Figure 14.
+    """
+    if chunks == 1 or method == "concatenate":
+        return lengths
+    return np.minimum(-(-lengths // chunks) * chunks, capacity_tokens)
+
+
 def _kept(packer: Callable[[Ints, int], Ints], lengths: Ints, capacity_tokens: int) -> Ints:
     """What *packer* makes of the lengths: a search packs the same small batch for layout after layout."""
     if len(lengths) > MOST_KEPT:

@@ -12,6 +12,8 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.feasibility import uneven_scan
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
+from hdpsim.cost_models.layout.groups import ContextParallelKind
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
@@ -21,7 +23,7 @@ from hdpsim.simulator.strategies.contest import NEARLY, Contest
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 from .given_packs import in_turn, mesh_plan
-from .packing import Pieces, pack, split_packs
+from .packing import Pieces, in_chunks, pack_chunked, split_packs
 
 WHOLE_PACKINGS: tuple[Packing, ...] = ("in-order", "first-fit", "best-fit")
 """Packers that keep sequences whole."""
@@ -29,6 +31,7 @@ QUICK_PACKING: Packing = "best-fit"
 """The one of them that a quick plan looks at. With all, steps of ten layouts of Mixtral ended up to 1.3 % earlier."""
 COSTLY = 8
 """Groups so many times the smallest that cost too much: larger ones cost more."""
+RINGS: tuple[ContextParallelKind, ...] = ("ring", "double-ring")
 HOPELESS = 1.5
 """So many times the work that would do is too much on larger groups, too, whose pieces are shorter and rings longer."""
 
@@ -77,6 +80,12 @@ def mesh_degrees(problem: PlanningProblem) -> list[int]:
     return degrees
 
 
+def ring_chunks(layout: Layout, degree: int) -> int:
+    """Chunks into which *degree* ranks cut every sequence of a pack (see in_chunks): one where they are no ring."""
+    by_document = layout.context.sharding in (None, "document")
+    return 2 * degree if degree > 1 and by_document and layout.context.kind in RINGS else 1
+
+
 def plan_static(problem: PlanningProblem) -> Plan:
     """Pack to the context length and deal the packs round robin to the data-parallel groups.
 
@@ -112,17 +121,18 @@ def _static_drafts(problem: PlanningProblem) -> list[MeshDraft]:
     longest_first = options.name != "static" and options.balancing
     drafts: list[MeshDraft] = []
     reason: InfeasibleError | None = None
-    packs: MeshPacks | None = None
+    known: dict[tuple[int, int], MeshPacks] = {}
+    by_groups = problem.cost.layout.pipeline.schedule == "dualpipe"  # whose packs depend on them
     for degree in mesh_degrees(problem):
-        by_groups = problem.cost.layout.pipeline.schedule == "dualpipe"  # whose packs depend on them
-        if packs is None or by_groups:
-            try:
-                packs = MeshPacks.of(
-                    problem, options.packing, padding=options.padding, groups=problem.ranks // degree
-                )
-            except InfeasibleError as error:
-                reason = reason or error
-                continue
+        key = (ring_chunks(problem.cost.layout, degree), degree * by_groups)
+        try:
+            packs = known.get(key) or MeshPacks.of(
+                problem, options.packing, padding=options.padding, degree=degree
+            )
+        except InfeasibleError as error:
+            reason = reason or error
+            continue
+        known[key] = packs
         drafts.append(MeshDraft.of(problem, packs, degree, longest_first=longest_first))
     if reason and not drafts:
         raise reason
@@ -144,17 +154,19 @@ class MeshPacks:
     padding_tokens: Ints | None
 
     @classmethod
-    def of(cls, problem: PlanningProblem, packing: Packing, *, padding: bool, groups: int) -> MeshPacks:
-        """The packs of a batch that *groups* groups share."""
-        pieces = pack(problem.lengths, problem.context_tokens, packing)
+    def of(cls, problem: PlanningProblem, packing: Packing, *, padding: bool, degree: int) -> MeshPacks:
+        """The packs of a batch for groups of *degree* ranks."""
+        context, chunks = problem.context_tokens, ring_chunks(problem.cost.layout, degree)
+        pieces = pack_chunked(problem.lengths, context, packing, chunks)
         if (pieces.micro_batch[1:] < pieces.micro_batch[:-1]).any():  # some packers choose from all sequences
             pieces = pieces.at(np.argsort(pieces.micro_batch, kind="stable"))
         if problem.cost.layout.pipeline.schedule == "dualpipe":
-            pieces = _both_ways(problem, pieces, groups)
+            pieces = _both_ways(problem, pieces, problem.ranks // degree)
         counts = np.bincount(pieces.micro_batch)
         offsets = np.concatenate(([0], np.cumsum(counts)))
         held = np.add.reduceat(pieces.tokens, offsets[:-1])
-        return cls(pieces, offsets, problem.context_tokens - held if padding else None)
+        fill = np.add.reduceat(in_chunks(pieces.tokens, context, packing, chunks), offsets[:-1]) - held
+        return cls(pieces, offsets, context - held if padding else fill if fill.any() else None)
 
     @property
     def count(self) -> int:
@@ -252,7 +264,7 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
     where its work would take too long even in the fewest packs, they would, too.
     """
     ranks = problem.ranks
-    packed: dict[tuple[Packing, int, bool], MeshPacks] = {}
+    packed: dict[tuple[Packing, int, bool, int], MeshPacks] = {}
     # Packs of one shape hide more of the epilogue than short ones, so that padding may be worth its work.
     paddings = (False, True) if problem.options.padding else (False,)
     # Who lets a static mesh cut sequences accepts it from any plan.
@@ -265,13 +277,13 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
         fewest = -(-int(problem.lengths.sum()) // full)
         seen: list[MeshPacks] = []
         hopeless = False
+        chunks = ring_chunks(problem.cost.layout, degree)
         for packing, padding in product(packings, paddings):
-            packs = packed.get((packing, full, padding))
-            if packs is None:
-                packs = MeshPacks.of(
-                    replace(problem, context_tokens=full), packing, padding=padding, groups=ranks // degree
-                )
-                packed[packing, full, padding] = packs
+            key = (packing, full, padding, chunks)
+            if key not in packed:
+                shorter = replace(problem, context_tokens=full)
+                packed[key] = MeshPacks.of(shorter, packing, padding=padding, degree=degree)
+            packs = packed[key]
             if any(packs.same_as(other) for other in seen):
                 continue
             draft = MeshDraft.of(problem, packs, degree)

@@ -7,7 +7,7 @@ import pytest
 from ideal_hardware import GPU
 
 from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.kernels.empty_blocks import EMPTY_BLOCK_S, empty_blocks_s
+from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
 
 TILES = calibration("hopper")
 
@@ -22,13 +22,14 @@ def test_one_long_and_short_sequences() -> None:
     # 64 tiles of 128 rows, and 15 sequences of one: the kernel starts 16 x 64 blocks a head, 63 x 15 of them empty.
     places = 2 * GPU.sm_count
     empty, started = 32 * 63 * 15, 32 * 16 * 64
-    expected = min(empty, started - places) * EMPTY_BLOCK_S / places
+    expected = min(empty, started - places) * TILES.empty_block_forward_s / places
     assert seconds([[8192] + [100] * 15]) == [pytest.approx(expected)]
 
 
 def test_the_backward_holds_half_as_many_blocks() -> None:
     pack = [65_536] + [100] * 500
-    assert seconds([pack], backward=True)[0] == pytest.approx(2 * seconds([pack])[0], rel=0.01)
+    longer = TILES.empty_block_backward_s / TILES.empty_block_forward_s
+    assert seconds([pack], backward=True)[0] == pytest.approx(2 * longer * seconds([pack])[0], rel=0.01)
 
 
 def test_equal_sequences_and_single_ones_have_none() -> None:

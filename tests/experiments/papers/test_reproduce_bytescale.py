@@ -45,7 +45,7 @@ from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
-from hdpsim.simulator.strategies.static.packing import pack
+from hdpsim.simulator.strategies.static.packing import pack_chunked
 
 HEADER = "model,dataset,gpus,context_tokens,strategy,measured_tokens_per_s"
 GOOD = "llama-7b,github,1024,262144,static,548304"
@@ -179,9 +179,11 @@ def test_batches_are_full_and_the_same_sequences_at_every_context(dataset: str) 
 @pytest.mark.parametrize("dataset", list(SETUP["datasets"]))
 @pytest.mark.parametrize("context", [2**18, 2**21])
 def test_batches_of_a_static_mesh_are_whole_packs(dataset: str, context: int) -> None:
-    batches, every = packed_batches_of(dataset, context, 3), np.concatenate(batches_of(dataset, context, 3))
+    chunks = 2 * context // 2**13
+    batches = packed_batches_of(dataset, context, 3, "", chunks)
+    every = np.concatenate(batches_of(dataset, context, 3))
     for batch in batches:
-        packs = pack(batch, context, "in-order").micro_batch[-1] + 1
+        packs = pack_chunked(batch, context, "in-order", chunks).micro_batch[-1] + 1
         assert packs == BATCH_TOKENS // context  # 8 slots on each of the groups
         assert 0.8 * BATCH_TOKENS < batch.sum() <= BATCH_TOKENS
     assert np.array_equal(np.concatenate(batches), every[: sum(map(len, batches))])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.strategies.static.packing import best_fit, pack, pack_tightly
+from hdpsim.simulator.strategies.static.packing import best_fit, in_chunks, pack, pack_chunked, pack_tightly
 
 METHODS: list[Packing] = ["in-order", "first-fit", "best-fit", "concatenate"]
 
@@ -43,6 +43,16 @@ def test_concatenate_cuts_a_sequence_longer_than_two_packs():
     assert pieces.tokens.tolist() == [1, 9, 10, 10, 5]
     assert pieces.start.tolist() == [0, 0, 0, 10, 20]
     assert pieces.micro_batch.tolist() == [0, 0, 1, 2, 3]
+
+
+def test_sequences_take_the_room_of_their_chunks():
+    # 9, 4 and 1 tokens in 4 chunks take 12, 4 and 4 of 16; a stream takes what it has, and 15 no more than a pack.
+    lengths = np.array([9, 4, 1, 15])
+    pieces = pack_chunked(lengths, 16, "in-order", 4)
+    assert pieces.micro_batch.tolist() == [0, 0, 1, 2]
+    assert pieces.tokens.tolist() == [9, 4, 1, 15]
+    assert in_chunks(lengths, 15, "in-order", 4).tolist() == [12, 4, 4, 15]
+    assert in_chunks(lengths, 16, "concatenate", 4) is lengths
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -148,3 +158,16 @@ def test_first_fit_is_first_fit(batch: tuple[int, list[int]]):
         room[place] -= lengths[number]
         expected[number] = place
     assert bins(lengths, capacity, "first-fit") == expected
+
+
+@pytest.mark.parametrize("method", METHODS[:3])
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=80), chunks=st.sampled_from([1, 2, 8, 64]))
+def test_padded_sequences_fit_their_packs(method: Packing, lengths: list[int], chunks: int):
+    capacity, whole = 512, np.array(lengths)
+    filled = in_chunks(whole, capacity, method, chunks)
+    assert not (filled % chunks).any()
+    assert (filled >= whole).all()
+    assert (filled < whole + chunks).all()
+    packs = pack_chunked(whole, capacity, method, chunks)
+    assert packs.tokens.tolist() == lengths
+    assert np.bincount(packs.micro_batch, weights=filled).max() <= capacity

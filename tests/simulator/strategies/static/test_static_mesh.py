@@ -106,6 +106,15 @@ def test_packs_are_padded_to_the_context_if_asked():
     assert plan_static(problem([4000], padding=False)).padding_tokens is None
 
 
+def test_a_ring_pads_every_sequence_to_two_chunks_a_rank():
+    # cp 4: 4001 and 90 tokens take 4008 and 96, more than the 4096 of a pack; who exchanges heads pads nothing.
+    plan = plan_static(problem([4001, 90], cp=4, padding=False))
+    assert plan.padding_tokens is not None
+    assert plan.padding_tokens.tolist() == [7, 6]
+    heads = plan_static(problem([4001, 90], layout=Layout(cp=4, cp_kind="ulysses"), padding=False))
+    assert (heads.micro_batches, heads.padding_tokens) == (1, None)
+
+
 def test_balancing_without_dynamic_groups_is_a_mesh_of_least_loaded_groups():
     # An ablation of HDP, cp 8 and dp 2. Longest first: 8000 | 7900, 6000 to the lighter group, 1000 to the other.
     lengths = [8000, 1000, 7900, 6000]
