@@ -102,9 +102,10 @@ def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[Plann
     if not everything:
         fits = problem.lengths.max() <= problem.target_tokens and not problem.quick
         return (plan_wlb_llm,) if fits else ()
-    if len(problem.lengths) > FEW:
-        return (plan_balanced, plan_wlb_llm)
-    return (plan_balanced, plan_wlb_llm, dynamic_cp, hybrid_cp, balanced_with_pp)
+    if len(problem.lengths) <= FEW:
+        return (plan_balanced, plan_wlb_llm, dynamic_cp, hybrid_cp, balanced_with_pp)
+    rounds = (dynamic_cp,) if problem.meets and len(problem.lengths) <= SMALL else ()
+    return (plan_balanced, plan_wlb_llm, *rounds)
 
 
 @dataclass(frozen=True, slots=True)
