@@ -35,8 +35,9 @@ def _show_validation(
 ) -> None:
     """Show the errors, as Markdown if asked for, or the scenario of a single record."""
     others = {name for name, value in options.items() if value not in (False, "published")}
+    places = output.out or output.report or output.as_json
     if scenario_of is not None:
-        if others - {"records", "calibration", "without"} or markdown or output.out or output.as_json:
+        if others - {"records", "calibration", "without"} or markdown or places:
             raise click.UsageError(
                 "--scenario-of goes with RECORDS.csv, --calibration, --without and -o only"
             )
@@ -44,8 +45,10 @@ def _show_validation(
         return
     if scenario_file is not None:
         raise click.UsageError("-o goes with --scenario-of; a run directory is --out")
-    if markdown and (output.as_json or others & {"kernels", "steps", "longctx"}):
-        raise click.UsageError("--markdown goes with predictions of runs, and not with --json")
+    if markdown and (places or others & {"kernels", "steps", "longctx"}):
+        raise click.UsageError(
+            "--markdown goes with predictions of runs, and not with --json, --out or --report"
+        )
     result = run(**options)
     if markdown:
         say(import_module("hdpsim.experiments.validation.report").markdown(result.document.payload))

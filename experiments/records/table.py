@@ -111,10 +111,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
-_SWITCHES = re.compile(r"(?:layout|memory)\..+|cluster\.node")
-"""Columns that are keys of a scenario."""
+_SECTIONS = re.compile(r"(?:layout|memory|cluster|model)\..+")
+"""Columns that can only be meant as keys of a scenario, well spelled or not."""
+_SWITCHES = (*(key for key in KEYS if key.startswith(("layout.", "memory."))), "cluster.node")
 _OWN_COLUMN = {
-    **{name: name for name in ("tp", "pp", "vpp", "cp", "ep", "recompute", "precision")},
+    **{name: name for name in _CONFIG}, "gpus": "n_gpus", "name": "model_name",
     "sharding": "zero_stage", "sequence_parallel": "sp", "rank_capacity": "micro_batch", "must_fit": "outcome",
 }  # fmt: skip
 """Keys that are no columns, and the columns that say it."""
@@ -141,7 +142,7 @@ def template() -> str:
         example = next(csv.DictReader(file))
     optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id")
     written = io.StringIO()
-    columns = (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, *optional, *MEASURED_COLUMNS)
+    columns = (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, "gated_mlp", *optional, *MEASURED_COLUMNS)
     table = csv.DictWriter(written, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     table.writerow(example)
@@ -189,7 +190,11 @@ def _record(where: str, cells: Mapping[str, str]) -> Record:
     known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
     if "framework" not in cells and values.get("source"):
         known["framework"] = values["source"]  # a file of one stack names it as its source
-    stated = {name: text for name, text in cells.items() if text and _SWITCHES.fullmatch(name)}
+    stated = {
+        name: text
+        for name, text in cells.items()
+        if text and (_SECTIONS.fullmatch(name) or ("." in name and name in KEYS))
+    }
     known["switches"] = tuple(_switch(where, name, text) for name, text in stated.items())
     seen: dict[str, Any] = {name: values[name] for name in MEASURED_COLUMNS if values.get(name) is not None}
     return Record(
@@ -221,8 +226,8 @@ def _switch(where: str, column: str, text: str) -> tuple[str, object]:
     """The switch that a column of a scenario's key means, and its value, as a scenario has it."""
     name = column.partition(".")[2]
     own = _OWN_COLUMN.get(name)
-    if own or (column != "cluster.node" and column not in KEYS):
-        hint = f"; the column is {own}" if own else did_you_mean(column, tuple(KEYS))
+    if own or column not in _SWITCHES:
+        hint = f"; the column is {own}" if own else did_you_mean(column, _SWITCHES)
         raise UserInputError(f"{where}: {column}: is no switch of a record{hint}")
     try:
         if column == "cluster.node":

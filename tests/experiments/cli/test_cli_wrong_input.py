@@ -49,6 +49,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "calibration nowhere": ("calibrate", "--gpu", "h100-80gb", "-o", "/nowhere/x.yaml"),
     "residuals nowhere": ("validate", "--write-residuals", "/nowhere/x.csv"),
     "two kinds of output": ("validate", "--markdown", "--json"),
+    "Markdown in a run directory": ("validate", "--markdown", "--out", "runs"),
     "nothing to change": ("whatif", *SMALL),
     "changed twice": ("whatif", *SMALL, "--set", "layout.tp=1", "--set", "layout.tp=4"),
     "malformed change": ("whatif", *SMALL, "--set", "gpus"),

@@ -130,7 +130,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"(is|are) not stated"):
         record_scenario("megatron-lm-0020", str(tmp_path / "one.csv"))
     run = CliRunner()
-    for options in (["--memory"], ["--json"], ["--markdown"]):
+    for options in (["--memory"], ["--json"], ["--markdown"], ["--report", "x.html"]):
         assert run.invoke(cli, ["validate", "--scenario-of", "x", *options]).exit_code == 2
     assert run.invoke(cli, ["validate", "-o", "x.yaml"]).exit_code == 2
 

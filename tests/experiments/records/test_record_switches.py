@@ -74,6 +74,9 @@ def test_an_interleaved_schedule_has_chunks_and_1f1b_none(tmp_path: Path) -> Non
         ("layout.schedule", "gpipe", "is not one of 1f1b"),
         ("memory.logit_bytes", "many", "expected a number"),
         ("cluster.node", "p6", "there is no node 'p6'"),
+        ("cluster.gpus", "64", "the column is n_gpus"),
+        ("model.layers", "3", "the column is layers"),
+        ("execution.network", "flows", "is no switch of a record"),
     ],
 )
 def test_a_wrong_switch_is_named_with_its_row(tmp_path: Path, column: str, text: str, words: str) -> None:

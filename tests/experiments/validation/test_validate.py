@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.records.table import MEASURED_COLUMNS, shipped_records
+from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.table import MEASURED_COLUMNS, read_records, shipped_records
 from hdpsim.experiments.validation.report import markdown
 from hdpsim.experiments.validation.run import run
 
@@ -226,6 +227,8 @@ def test_a_template_is_a_table_that_can_be_judged(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["validate", str(path)])
     assert done.exit_code == 0, done.stderr
     assert "1 judged" in done.stdout
+    mine, published = (prepare(read_records(of)[0].config).setup.model for of in (path, shipped_records()))
+    assert (mine.gated_mlp, mine.kv_heads) == (published.gated_mlp, published.kv_heads)
 
 
 @settings(derandomize=True, max_examples=12, deadline=None)
