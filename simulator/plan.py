@@ -22,6 +22,12 @@ class Entries(NamedTuple):
     slot: Ints
     micro_batch: Ints
 
+    def apart(self, value: Ints) -> Ints:
+        """The entries whose *value* is not that of the last entry with the same micro-batch."""
+        last = np.zeros(int(self.micro_batch.max(initial=0)) + 1, dtype=np.int64)
+        last[self.micro_batch] = value
+        return np.flatnonzero(last[self.micro_batch] != value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -24,6 +24,7 @@ from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_spans
 from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.meetings import joined
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
@@ -345,17 +346,7 @@ def _bundles(program: Program) -> list[list[int]]:
     stays short and what it touches in the cache. At 131,072 GPUs an event took 4.9 us in one queue of 16,384 processes
     and 2.8 us in bundles, as at 1,024 GPUs (CPU time).
     """
-    groups, offsets = program.plan.member_ranks, program.plan.member_offsets
-    tied = np.arange(program.ranks, dtype=np.int64)
-    if len(groups) > program.units:
-        sizes = np.diff(offsets)
-        before = np.zeros(0, dtype=np.int64)
-        while not np.array_equal(before, tied):
-            # every round all members take the least number of their group
-            before = tied.copy()
-            least = np.minimum.reduceat(tied[groups], offsets[:-1])
-            np.minimum.at(tied, groups, np.repeat(least, sizes))
-            tied = tied[tied]
+    tied = joined(program.plan.member_ranks, program.plan.member_offsets[:-1], program.ranks)
     order = np.argsort(tied, kind="stable")
     starts = np.flatnonzero(np.diff(tied[order], prepend=-1))
     most = max(1, BUNDLE_PROCESSES // program.stages)

@@ -21,7 +21,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.errors import PlanError
-from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.plan import HOLE, Entries, Plan
 from hdpsim.simulator.play.execution import Noise
 
 
@@ -74,12 +74,15 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     if block == 1 or costs.alike or costs.traffic is not None or plan.micro_batches == 0:
         return None
     own = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
-    _, rank, slot, micro_batch = plan.entries
+    entries = plan.entries
+    _, rank, slot, micro_batch = entries
     own[rank, slot] = micro_batch
-    check_common_slots(micro_batch, slot, rank, "where ranks meet in every layer")
+    check_common_slots(entries, "where ranks meet in every layer")
     blocks = plan.ranks // block
-    room = _joined(micro_batch, slot * blocks + rank // block, own.shape[1] * blocks)
-    held, meeting_of_room = np.unique(room[slot * blocks + rank // block], return_inverse=True)
+    room_of_entry = slot * blocks + rank // block
+    by_micro_batch, first = _runs(micro_batch)
+    room = joined(room_of_entry[by_micro_batch], first, own.shape[1] * blocks)
+    held, meeting_of_room = np.unique(room[room_of_entry], return_inverse=True)
     meeting = np.zeros(plan.micro_batches, dtype=np.int64)
     meeting[micro_batch] = meeting_of_room
     # All ranks of a block take part in its meetings.
@@ -114,37 +117,29 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     )
 
 
-def check_common_slots(micro_batch: Ints, slot: Ints, rank: Ints, why: str) -> None:
-    """Raise PlanError unless every micro-batch has the same slot on all its ranks; the columns are its entries."""
-    of = np.zeros(int(micro_batch.max(initial=0)) + 1, dtype=np.int64)
-    of[micro_batch] = slot
-    moved = np.flatnonzero(of[micro_batch] != slot)
+def check_common_slots(entries: Entries, why: str) -> None:
+    """Raise PlanError unless every micro-batch has the same slot on all its ranks."""
+    moved = entries.apart(entries.slot)
     if len(moved):
-        at = int(moved[0])
+        _, rank, slot, micro_batch = (column[moved[0]] for column in entries)
+        other = entries.slot[entries.micro_batch == micro_batch][-1]
         raise PlanError(
-            f"micro-batch {micro_batch[at]} has slot {slot[at]} on rank {rank[at]} and "
-            f"slot {of[micro_batch[at]]} on another; {why} all members need the same slot"
+            f"micro-batch {micro_batch} has slot {slot} on rank {rank} and "
+            f"slot {other} on another; {why} all members need the same slot"
         )
 
 
-def _joined(micro_batch: Ints, room: Ints, rooms: int) -> Ints:
-    """[rooms]: the least room that each is joined with, because a micro-batch is in both."""
-    joined = np.arange(rooms)
-    order, first = _runs(micro_batch)
-    of_entry = room[order]
-    if not len(of_entry):
-        return joined
-    apart = np.minimum.reduceat(of_entry, first) != np.maximum.reduceat(of_entry, first)
-    if not apart.any():
-        return joined
-    sizes = np.diff(first, append=len(order))
-    before = np.zeros(0, dtype=np.int64)
-    while not np.array_equal(before, joined):
-        before = joined.copy()
-        least = np.minimum.reduceat(joined[of_entry], first)
-        np.minimum.at(joined, of_entry, np.repeat(least, sizes))
-        joined = joined[joined]
-    return joined
+def joined(members: Ints, first: Ints, count: int) -> Ints:
+    """[count]: the least number that each is joined with by groups of *members*, which begin at *first*."""
+    sizes = np.diff(first, append=len(members))
+    found, before = np.arange(count), np.zeros(0, dtype=np.int64)
+    while not np.array_equal(before, found):
+        # every round all members take the least number of their group
+        before = found.copy()
+        least = np.minimum.reduceat(found[members], first)
+        np.minimum.at(found, members, np.repeat(least, sizes))
+        found = found[found]
+    return found
 
 
 def _runs(key: Ints) -> tuple[Ints, Ints]:

@@ -120,10 +120,7 @@ def replay_timeline(program: Program, begin_s: Floats) -> Timeline:
         DeadlockError: the orders of the ranks contradict each other.
     """
     opening_s = program.opening_s + begin_s
-    start_s, end_s = play(program, opening_s)
-    done_s = np.repeat(opening_s, program.ranks)
-    busy = np.flatnonzero(np.diff(program.part_offsets))
-    done_s[busy] = end_s[program.part_operation[program.part_offsets[busy + 1] - 1]]
+    start_s, end_s, done_s = play(program, opening_s)
     if program.extras is not None:
         done_s += program.extras.tail_s
     by_stage = done_s.reshape(program.stages, program.ranks)
@@ -132,8 +129,8 @@ def replay_timeline(program: Program, begin_s: Floats) -> Timeline:
     return Timeline(start_s, end_s, end)
 
 
-def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
-    """Return the start and the end of every operation when stages open at *opening_s*.
+def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the start and the end of every operation, and the end of every process, when stages open at *opening_s*.
 
     Raises:
         DeadlockError: some operations can never start.
@@ -190,7 +187,7 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats]:
 
     if np.any(part < last_part):
         raise deadlock_error(program, ~np.isnan(end_s))
-    return start_s, end_s
+    return start_s, end_s, free_s
 
 
 def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:

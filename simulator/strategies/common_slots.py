@@ -16,10 +16,8 @@ def has_common_slots(plan: Plan) -> bool:
     """Whether every micro-batch has the same slot on all its ranks."""
     if plan.in_step or len(plan.member_ranks) == plan.micro_batches:
         return True
-    _, _, slot, micro_batch = plan.entries
-    of = np.zeros(plan.micro_batches, dtype=np.int64)
-    of[micro_batch] = slot
-    return bool((of[micro_batch] == slot).all())
+    entries = plan.entries
+    return not len(entries.apart(entries.slot))
 
 
 def in_common_slots(problem: PlanningProblem, plan: Plan) -> Plan:

@@ -193,4 +193,4 @@ def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
             raise PlanError(f"micro-batch {micro_batch}: rank {rank} {problem}")
     if in_slots:
         why = "with a pipeline" if stages > 1 else "where ranks meet in every layer"
-        check_common_slots(entries.micro_batch, entries.slot, entries.rank, why)
+        check_common_slots(entries, why)

@@ -82,13 +82,8 @@ def members_in_step(plan: Plan, slots: Ints) -> bool:
         return False
     if len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
         return True
-    _, rank, slot, micro_batch = plan.entries
-    for value in (slot, slots[rank]):
-        expected = np.zeros(plan.micro_batches, dtype=np.int64)
-        expected[micro_batch] = value  # any member's: the others are held against it
-        if np.any(expected[micro_batch] != value):
-            return False
-    return True
+    entries = plan.entries
+    return not any(len(entries.apart(value)) for value in (entries.slot, slots[entries.rank]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MOST_LOOKS = 2**24
 """Gangs times ranks that are placed at once: half a second."""
 NEVER = 2**30
 """More slots than any rank has."""
-FEW_ITEMS = 2048
-"""So many items are looked at faster than the rows that are in use are found among them."""
 FEW_ROWS = 4
 """So many are sorted faster one by one."""
 ROOM = 8
@@ -189,32 +187,18 @@ pipeline the time it is ready less its bubble, the most slots that a rank of it 
 class _Rows:
     """Ranks, or nodes of *width* ranks, in rows of *row* neighbours; those of a row by the time they are free.
 
-    Rows without a gang are all alike, so where there are many only the first of them is looked at; and a row is sorted
-    again only when it is looked at after something changed. Rows lie one behind the other with a place between them
-    that is never ready, so that neighbours in time are looked at in one stretch.
+    A row is sorted again only when it is looked at after something changed. Rows lie one behind the other with a place
+    between them that is never ready, so that neighbours in time are looked at in one stretch.
     """
 
-    def __init__(
-        self,
-        ready_s: Floats,
-        loads: RankLoads,
-        weight: float,
-        width: int,
-        row: int,
-        used: Bools | None = None,
-    ) -> None:
-        """Of ranks with such loads, ready at *ready_s* at the earliest; those not *used* (None: all are) are alike."""
+    def __init__(self, ready_s: Floats, loads: RankLoads, weight: float, width: int, row: int) -> None:
+        """Of ranks with such loads, ready at *ready_s* at the earliest."""
         self.width, self.row = width, row
         self._loads, self._ready_s, self._weight = loads, ready_s, weight
         self._span, ranks = width * row, len(ready_s)
         self._full = ranks // self._span  # rows without places that are none
         many = -(-ranks // self._span)
         self._stale = set(range(many))
-        looked_at = np.full(many, used is None or many * row <= FEW_ITEMS)
-        if used is not None:
-            looked_at[np.flatnonzero(used) // self._span] = True
-            looked_at[-1] |= ranks % self._span > 0
-        self._used, self._rows = looked_at, self._looked_at(looked_at)
         # Of every row: its items by the time they are ready, and of each what is listed at _START.
         self._order = np.empty((many, row), dtype=np.int64)
         self._of = np.zeros((5 if weight else 2, many, 1 + row))
@@ -225,30 +209,16 @@ class _Rows:
     def booked(self, ranks: Ints) -> None:
         """*ranks*, ascending, have got a gang."""
         first, last = ranks.item(0) // self._span, ranks.item(-1) // self._span
-        rows = [first] if first == last else np.unique(ranks // self._span).tolist()
-        self._stale.update(rows)
-        if self._rows is not None and not self._used[rows].all():
-            self._used[rows] = True
-            self._rows = self._looked_at(self._used)
-
-    @staticmethod
-    def _looked_at(used: Bools) -> Ints | None:
-        """The rows in use and the first of the others; None where that is all."""
-        looked_at = used.copy()
-        looked_at[looked_at.argmin()] = True
-        return None if looked_at.all() else looked_at.nonzero()[0]
+        self._stale.update([first] if first == last else np.unique(ranks // self._span).tolist())
 
     def _sort_stale(self) -> None:
         """Look again at rows in which something changed."""
-        stale, rows = self._stale, self._rows
-        if rows is not None:
-            stale = stale.intersection(rows.tolist())
-        if len(stale) <= FEW_ROWS and self.width == 1 and max(stale, default=0) < self._full:
+        stale, self._stale = self._stale, set()
+        if len(stale) <= FEW_ROWS and self.width == 1 and max(stale) < self._full:
             for number in stale:
                 self._sort_one(number)
         else:
             self._sort(np.array(sorted(stale)))
-        self._stale = set() if rows is None else self._stale - stale
 
     def _sort_one(self, number: int) -> None:
         """As _sort, of one row of ranks."""
@@ -291,8 +261,7 @@ class _Rows:
         """The *items* neighbours in time that waste least, of those ready by *latest_s*, else of the first ready."""
         if self._stale:
             self._sort_stale()
-        rows, stride = self._rows, 1 + self.row
-        of = self._flat if rows is None else self._of[:, rows].reshape(len(self._of), -1)
+        of, stride = self._flat, 1 + self.row
         # By the last of the neighbours; the first possible one has the place before its row and all but it before it.
         busy_s = of[_BUSY]
         last_s = of[_START, items:]
@@ -311,8 +280,7 @@ class _Rows:
             late_s = last_s[equal]
             equal = equal[late_s >= late_s.item(late_s.argmax()) * (1.0 - 1e-9)]
             best = int(equal[busy_s[(equal + items) // stride * stride + self.row].argmax()])
-        at, last = divmod(best + items, stride)
-        line = at if rows is None else int(rows[at])
+        line, last = divmod(best + items, stride)
         chosen = self._order[line, last - items : last] + line * self.row
         chosen.sort()
         if self.width == 1:
@@ -360,9 +328,6 @@ class _Places:
         self._ranks, self._node = len(loads.free_s), near.node
         self._block = near.block // near.node  # nodes
         self._loads, self._weight = loads, weight
-        self._used = np.full(
-            self._ranks, any(np.ptp(each) > 0 for each in (loads.free_s, loads.longest_s, loads.slot))
-        )
         self._rows: dict[tuple[int, int], _Rows] = {}
         self._gang = _Next()
 
@@ -390,7 +355,6 @@ class _Places:
 
     def booked(self, ranks: Ints) -> None:
         """The times of *ranks* have changed."""
-        self._used[ranks] = True
         for rows in self._rows.values():
             rows.booked(ranks)
 
@@ -443,7 +407,7 @@ class _Places:
     def _best(self, items: int, width: int, row: int, latest_s: float) -> Ints:
         rows = self._rows.get((width, row))
         if rows is None:
-            rows = _Rows(self._loads.free_s, self._loads, self._weight, width, row, self._used)
+            rows = _Rows(self._loads.free_s, self._loads, self._weight, width, row)
             self._rows[width, row] = rows
         return rows.best(items, latest_s, self._gang)
 
