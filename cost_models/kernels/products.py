@@ -159,6 +159,12 @@ def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floa
 
 FLASH1_HEAD_DIMS = (32, 64, 128)
 """FlashAttention 1.0.9, fmha_api.cpp: run_fmha_fwd and run_fmha_bwd choose among kernels of these."""
+FLASH1_NARROW = 1.33
+"""Its rate over FlashAttention-2's with heads of up to 64, over the same with wider ones.
+
+It takes 256 keys at a time, not 128 (fmha_fwd_hdim64.cu, fmha_fwd_hdim128.cu).
+Source: figures of FlashAttention-2 (forward and backward, 1,024 tokens and more): 0.54 to 0.66 with heads of 64, 0.41
+to 0.47 with heads of 128, on A100 and on H100, causal or not (Dao-AILab/flash-attention, assets)."""
 
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128)
@@ -194,12 +200,15 @@ class KernelRate(NamedTuple):
     """A backward skips keys beyond a sliding window."""
 
     @classmethod
-    def of(cls, kernel: AttentionKernel, cal: Calibration) -> KernelRate:
+    def of(
+        cls, kernel: AttentionKernel, cal: Calibration, head_dim: float = REFERENCE_HEAD_DIM
+    ) -> KernelRate:
         """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
         second = cal.flash2_rate
         match kernel:
             case "flash1":
-                return cls(cal.flash1_rate, cal.flash1_rate, second, FLASH1_HEAD_DIMS, descending=False)
+                first = cal.flash1_rate * (FLASH1_NARROW if head_dim <= 64 else 1.0)
+                return cls(first, first, second, FLASH1_HEAD_DIMS, descending=False)
             case "flash2":
                 return cls(second, second, second)
             case "triton":

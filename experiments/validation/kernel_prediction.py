@@ -222,7 +222,7 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         float(
             attention_s(
                 batch, length, heads, head_dim, gpu, cal,
-                backward=side, causal=causal, kernel=KernelRate.of(instrument.attention, cal),
+                backward=side, causal=causal, kernel=KernelRate.of(instrument.attention, cal, head_dim),
                 surrounding_bytes=surrounding, burst=instrument.burst,
             )
         )

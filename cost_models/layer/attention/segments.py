@@ -43,7 +43,8 @@ class SegmentAttention:
         """*blocks*: keys come in blocks (a ring), not all at once; *cut_as_pack*: packs may be cut as a whole."""
         self._gpu, self._cal, self._heads = gpu, cal, heads
         self._kernel, self._fused_softmax = layout.kernels.attention, layout.kernels.fused
-        self._kernel_rate = KernelRate.of(self._kernel, cal)
+        self._head_dim = (heads.query_dim + heads.value_dim) / 2.0
+        self._kernel_rate = KernelRate.of(self._kernel, cal, self._head_dim)
         self._dropout = model.dropout
         self._width = heads.width
         if self._kernel == "mxfp8" and gpu.fp4_flop_per_s is None:
@@ -66,7 +67,7 @@ class SegmentAttention:
             self._gpu,
             self._cal,
             backward=backward,
-            head_dim=(self._heads.query_dim + self._heads.value_dim) / 2.0,
+            head_dim=self._head_dim,
             kernel=self._kernel_rate,
         )
         return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)

@@ -255,6 +255,9 @@ class TestAttention:
             for dim in (64, 96, 128)
         ]
         assert rates == pytest.approx([rates[2], 0.75 * rates[2], rates[2]])  # 96 of 128 columns count
+        narrow, wide = (KernelRate.of("flash1", IDEAL, dim) for dim in (64, 65))
+        assert (narrow.forward, narrow.backward) == (1.33 * wide.forward, 1.33 * wide.backward)
+        assert wide == oldest
 
     def test_faster_exponentials(self) -> None:
         cal = replace(IDEAL, attention_half_head_dim=64.0, flash2_rate=0.5)
