@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, interval
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of, interval
 from hdpsim.experiments.output.plots import campaign as plots_of_campaign
 from hdpsim.experiments.output.plots.style import PALETTE, readable_name
 from hdpsim.experiments.output.statistics import (
@@ -36,6 +37,31 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         if name != "training"
     }
     causes = {name: (value.mean, value.half_width) for name, value in study.restarts_by_cause().items()}
+    tables = (
+        *files_of("campaign", {"accounts.csv": lambda: _account_rows(study)}),
+        OutputFile(
+            "incidents.csv",
+            lambda: _incident_rows(study),
+            "Every restart of every run and what it cost.",
+            columns=("run", *(field.name for field in dataclasses.fields(Incident))),
+        ),
+        *files_of("campaign", {"tokens.csv": lambda: _token_rows(study)}),
+    )
+    figures: dict[str, Callable[[], object]] = {
+        "lost_tokens": lambda: plots_of_campaign.plot_lost_tokens(
+            [(result.curve_s, result.curve_tokens) for result in study.results],
+            setup.tokens_per_step / setup.step_s,
+        ),
+        "lost_hours": lambda: plots_of_campaign.plot_bars(
+            lost,
+            axis=f"hours of a run of {_time(setup.duration_s)}",
+            title="Where the lost hours went",
+            colour=PALETTE[3],
+        ),
+        "restarts_by_cause": lambda: plots_of_campaign.plot_bars(
+            causes, axis="restarts of a run", title="What stopped the job"
+        ),
+    }
     return scenario_document(
         "campaign",
         scenario,
@@ -49,43 +75,7 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         notes=campaign_remarks(study),
         scenario_of_run=study.scenario,
         bands=(study.plan.undisturbed.band,),
-        files=(
-            OutputFile("accounts.csv", lambda: _account_rows(study), "Seconds of every run in each account."),
-            OutputFile(
-                "incidents.csv",
-                lambda: _incident_rows(study),
-                "Every restart of every run and what it cost.",
-                columns=("run", *(field.name for field in dataclasses.fields(Incident))),
-            ),
-            OutputFile(
-                "tokens.csv", lambda: _token_rows(study), "Tokens against wall-clock time, every run."
-            ),
-            OutputFile(
-                "lost_tokens",
-                lambda: plots_of_campaign.plot_lost_tokens(
-                    [(result.curve_s, result.curve_tokens) for result in study.results],
-                    setup.tokens_per_step / setup.step_s,
-                ),
-                "Tokens that an undisturbed run would have more, against wall-clock time.",
-            ),
-            OutputFile(
-                "lost_hours",
-                lambda: plots_of_campaign.plot_bars(
-                    lost,
-                    axis=f"hours of a run of {_time(setup.duration_s)}",
-                    title="Where the lost hours went",
-                    colour=PALETTE[3],
-                ),
-                "Hours of a run in every account but training.",
-            ),
-            OutputFile(
-                "restarts_by_cause",
-                lambda: plots_of_campaign.plot_bars(
-                    causes, axis="restarts of a run", title="What stopped the job"
-                ),
-                "Restarts of a run by cause, with the 95 % confidence interval over the runs.",
-            ),
-        ),
+        files=(*tables, *files_of("campaign", figures)),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Document, OutputFile
+from hdpsim.experiments.output.document import Document, OutputFile, files_of
 from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
@@ -222,22 +223,10 @@ def _step_files(replay: DatasetReplay) -> tuple[OutputFile, ...]:
         {"account": name, "seconds": seconds, "share": seconds / total_s}
         for name, seconds in replay.account_s.items()
     ]
-    return (
-        OutputFile(
-            "steps.csv",
-            lambda: rows,
-            "One row per step, in order; mean_tokens_per_s and mean_ci95: mean of all steps up to it and the "
-            "half width of its 95 % confidence interval.",
-        ),
-        OutputFile("steps.parquet", lambda: rows, "The same table with types."),
-        OutputFile(
-            "accounts.csv",
-            lambda: accounts,
-            "Where the time goes: seconds of a step, mean over ranks, stages and steps.",
-        ),
-        OutputFile(
-            "throughput",
-            lambda: plot_replay(replay),
-            "Throughput of the steps, running mean, and step times.",
-        ),
-    )
+    contents: dict[str, Callable[[], object]] = {
+        "steps.csv": lambda: rows,
+        "steps.parquet": lambda: rows,
+        "accounts.csv": lambda: accounts,
+        "throughput": lambda: plot_replay(replay),
+    }
+    return files_of("replay", contents)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.explaining.explain import find_term, term_names
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.studies.report import headline
 
@@ -28,18 +28,16 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
     head = f"{headline(scenario)}\nstrategy {explanation['strategy']}: step {seconds(explanation['step_s'])}"
     if term is None:
         software = (software_table(explanation),) if explanation["software"] else ()
+        seconds_of = {one["term"]: one["seconds"] for one in explanation["terms"]}
         return Document(
             kind="",
             payload=explanation,
             head=head,
             blocks=(step_table(explanation), *software),
             notes=(*explanation["notes"], f"parts for --term: {', '.join(term_names(explanation))}"),
-            files=(
-                OutputFile(
-                    "time_breakdown",
-                    lambda: plot_time_breakdown({explanation["strategy"]: _account_s(explanation)}),
-                    "Where the time of the step goes.",
-                ),
+            files=files_of(
+                "explain",
+                {"time_breakdown": partial(plot_time_breakdown, {explanation["strategy"]: seconds_of})},
             ),
         )
     products: tuple[OutputFile, ...] = ()
@@ -51,11 +49,7 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
     elif total["products"]:
         blocks.append(product_table(total))
-        products = (
-            OutputFile(
-                "products.csv", partial(product_table, total), "One row per matrix product of a layer."
-            ),
-        )
+        products = files_of("explain", {"products.csv": partial(product_table, total)})
     return Document(
         kind="",
         payload={**explanation, "terms": [total], "parts": found["parts"]},
@@ -105,10 +99,6 @@ def _input_row(of: str, what: str, name: str, value: Any, source: str = "") -> d
     elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
         value = number(value, name).strip("()[]")
     return dict(zip(_INPUT, (of, what, name, value, least, most, source), strict=True))
-
-
-def _account_s(explanation: Explanation) -> dict[str, float]:
-    return {term["term"]: term["seconds"] for term in explanation["terms"]}
 
 
 def step_table(explanation: Explanation) -> Table[Explanation]:

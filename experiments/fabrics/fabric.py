@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.network.fabric import SWITCHES_BY_TIER, TIER_NAMES, FabricModel
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
@@ -56,13 +57,8 @@ def fabric_document(
             "devices": devices,
             "drawing": drawing,
         },
-        files=(
-            OutputFile("tiers.csv", lambda: tiers, "One row per distance: rate and latency."),
-            OutputFile(
-                "fabric",
-                lambda: plot_fabric(cluster, network),
-                "Devices of every kind, how many, and their rates.",
-            ),
+        files=files_of(
+            "fabric", {"tiers.csv": lambda: tiers, "fabric": partial(plot_fabric, cluster, network)}
         ),
     )
 

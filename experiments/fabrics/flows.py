@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
 
 if TYPE_CHECKING:
     from hdpsim.arrays import Floats
@@ -125,8 +125,7 @@ def flows_document(trial: Trial, top: int) -> Document:
             "collisions": collisions,
         },
         files=(
-            OutputFile("links.csv", lambda: hottest, "The hottest links."),
-            OutputFile("kinds.csv", lambda: kinds, "How busy the links of each kind are."),
+            *files_of("flows", {"links.csv": lambda: hottest, "kinds.csv": lambda: kinds}),
             OutputFile(
                 "collisions.csv",
                 lambda: collisions,

@@ -10,7 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.experiments.jobs.plots import plot_attribution, plot_steps, plot_workers
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.simulator.recorded.graph import RecordedGraph
 from hdpsim.simulator.recorded.operations import COMPUTE, RecordedJob, is_kind
 from hdpsim.simulator.recorded.whatif import Analysis, Effect
@@ -28,13 +28,13 @@ def job_document(graph: RecordedGraph, analysis: Analysis) -> Document:
     ranks = _effects("By data-parallel rank", analysis.by_rank)
     remedies = _effects("If computation were spread evenly", analysis.remedies)
     cut = f" (the first {_STEPS_SHOWN} of {len(steps.rows)})" if len(steps.rows) > _STEPS_SHOWN else ""
-    tables: dict[str, tuple[Table[Any], str]] = {
-        "steps.csv": (steps, "One row per recorded step."),
-        "by_optype.csv": (kinds, "What each kind of operation costs."),
-        "by_stage.csv": (stages, "What each stage costs."),
-        "by_dp_rank.csv": (ranks, "Data-parallel ranks, worst first."),
-        "by_rank.csv": (workers, "One stage of one data-parallel rank each, worst first."),
-        "remedies.csv": (remedies, "What spreading the same computation evenly would save."),
+    tables: dict[str, Callable[[], object]] = {
+        "steps.csv": steps.records,
+        "by_optype.csv": kinds.records,
+        "by_stage.csv": stages.records,
+        "by_dp_rank.csv": ranks.records,
+        "by_rank.csv": workers.records,
+        "remedies.csv": remedies.records,
     }
     return Document(
         kind="replay-ops",
@@ -61,10 +61,7 @@ def job_document(graph: RecordedGraph, analysis: Analysis) -> Document:
             },
             "remedies": remedies.records(),
         },
-        files=(
-            *(OutputFile(name, table.records, words) for name, (table, words) in tables.items()),
-            *_figures(graph, analysis),
-        ),
+        files=files_of("replay-ops", tables | _figures(graph, analysis)),
     )
 
 
@@ -196,37 +193,24 @@ def _workers(graph: RecordedGraph, analysis: Analysis) -> Table[_Worker]:
     return Table(title="Slowest ranks", columns=columns, rows=rows)
 
 
-def _figures(graph: RecordedGraph, analysis: Analysis) -> tuple[OutputFile, ...]:
+def _figures(graph: RecordedGraph, analysis: Analysis) -> dict[str, Callable[[], object]]:
     job = graph.job
-    return (
-        OutputFile(
-            "steps",
-            lambda: plot_steps(
-                job.steps.tolist(), analysis.recorded_s, analysis.predicted_s, analysis.ideal_s,
-                title=f"Step time of {job.name}",
-            ),
-            "Step times: recorded, predicted, ideal.",
+    parts = {
+        "kinds of operations": analysis.by_kind,
+        "stages": analysis.by_stage,
+        "computation evened out": analysis.remedies,
+    }
+    saved_s = {name: {effect.name: effect.saved_s for effect in effects} for name, effects in parts.items()}
+    return {
+        "steps": lambda: plot_steps(
+            job.steps.tolist(), analysis.recorded_s, analysis.predicted_s, analysis.ideal_s,
+            title=f"Step time of {job.name}",
         ),
-        OutputFile(
-            "attribution",
-            lambda: plot_attribution(
-                {
-                    "kinds of operations": {e.name: e.saved_s for e in analysis.by_kind},
-                    "stages": {e.name: e.saved_s for e in analysis.by_stage},
-                    "computation evened out": {e.name: e.saved_s for e in analysis.remedies},
-                },
-                title=f"What would make {job.name} faster",
-            ),
-            "Seconds of a step saved by making each part ideal.",
+        "attribution": lambda: plot_attribution(saved_s, title=f"What would make {job.name} faster"),
+        "workers": lambda: plot_workers(
+            _compute_s(graph), title=f"Computation per step of every worker of {job.name}"
         ),
-        OutputFile(
-            "workers",
-            lambda: plot_workers(
-                _compute_s(graph), title=f"Computation per step of every worker of {job.name}"
-            ),
-            "Seconds of computation per step, by stage and data-parallel rank.",
-        ),
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 def sentences(graph: RecordedGraph, analysis: Analysis) -> tuple[str, ...]:

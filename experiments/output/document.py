@@ -9,14 +9,16 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hdpsim import __version__
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.statistics import Estimate, with_interval
 from hdpsim.experiments.output.tables import TextTable, plain_text
+from hdpsim.yaml_loader import load_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,6 +181,18 @@ class OutputFile:
     def is_figure(self) -> bool:
         """It has no ending."""
         return PurePosixPath(self.name).suffix == ""
+
+
+def files_of(group: str, contents: Mapping[str, Callable[[], Any]]) -> tuple[OutputFile, ...]:
+    """Files by their names; what each holds is said in experiments/data/files.yaml, in that group."""
+    words = _descriptions()[group]
+    return tuple(OutputFile(name, content, words[name]) for name, content in contents.items())
+
+
+@cache
+def _descriptions() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = load_yaml(shipped("experiments/data/files.yaml"))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.exchange.exporter import Exported
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.files.out_file import write_whole
 from hdpsim.experiments.output.words import memory_of, span
 from hdpsim.experiments.planning.headroom import shipped_margin
@@ -189,18 +189,18 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
         notes=remarks(scenario, found),
         band=widest_band((band_of(scenario, best),)),
         partial=not found.complete,
-        files=(
-            OutputFile("plan.yaml", winner.to_yaml, "The best candidate as a scenario; `hdpsim simulate` runs it."),
-            OutputFile("candidates.csv", lambda: all_table(found), "Every candidate that was replayed."),
-            OutputFile("pareto.csv", lambda: front_table(pareto, gpus=False, most=len(pareto)),
-                       "Those that no other beats in throughput, memory and cost."),
-            OutputFile(
-                "pareto",
-                partial(plot_front, _points(found.evaluated), _points(pareto), _points(found.best[:1])),
-                "Throughput against memory: every candidate, the front, and the best.",
-            ),
+        files=files_of(
+            "plan",
+            {
+                "plan.yaml": winner.to_yaml,
+                "candidates.csv": partial(all_table, found),
+                "pareto.csv": partial(front_table, pareto, gpus=False, most=len(pareto)),
+                "pareto": partial(
+                    plot_front, _points(found.evaluated), _points(pareto), _points(found.best[:1])
+                ),
+            },
         ),
-    )  # fmt: skip
+    )
 
 
 def _points(candidates: Sequence[Evaluated]) -> tuple[list[float], list[float]]:

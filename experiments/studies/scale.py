@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
+from hdpsim.experiments.output.document import Column, Document, Table, files_of, interval, only_where
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.statistics import Estimate, bars_in_words, estimate_json, with_interval
 from hdpsim.experiments.output.words import memory_of
@@ -179,18 +179,7 @@ def scaling_document(scaling: Scaling, scenario: Scenario) -> Document:
         blocks=(table,),
         notes=(*scaling_lines(scaling, scenario), mfu_note(scenario)),
         bands=(point.outcome.band for point in scaling.points),
-        files=(
-            OutputFile(
-                "scaling.csv",
-                lambda: table,
-                "One row per strategy and number of GPUs; packing, padding and cp of static rows.",
-            ),
-            OutputFile(
-                "scaling",
-                figure,
-                "Throughput, in all and per GPU, against the number of GPUs, with the ideal line.",
-            ),
-        ),
+        files=files_of("scale", {"scaling.csv": lambda: table, "scaling": figure}),
     )
     return replace(document, title=title)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.memory.report import largest_parts
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, only_where
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of, only_where
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
 from hdpsim.experiments.output.words import span
@@ -387,22 +387,12 @@ def _files(run: SweepRun) -> Iterator[OutputFile]:
     from hdpsim.experiments.sweeps.plots import sweep_plots
 
     rows, accounts = rows_of(run), _account_rows(run)
-    yield OutputFile("cells.csv", lambda: rows, _CELLS)
-    yield OutputFile("cells.parquet", lambda: rows, "The same table with types.")
+    yield from files_of("sweep", {"cells.csv": lambda: rows, "cells.parquet": lambda: rows})
     if accounts:
-        yield OutputFile("accounts.csv", lambda: accounts, _ACCOUNTS)
-    yield OutputFile("sweep.yaml", lambda: _source(run), "The sweep file.")
+        yield from files_of("sweep", {"accounts.csv": lambda: accounts})
+    yield from files_of("sweep", {"sweep.yaml": lambda: _source(run)})
     if not run.interrupted:
         yield from sweep_plots(run.sweep, rows)
-
-
-_ACCOUNTS = "One row per cell and account: seconds of a step, mean over ranks, stages and batches."
-_CELLS = (
-    "One row per cell: the keys of the axes; status (ok; infeasible: legal, cannot run; invalid: its keys contradict "
-    "each other or its data cannot be used; bad plan, bad strategy: one's own is wrong; failed: crashed; not run: "
-    "interrupted) and reason; then the "
-    "means over batches, with half widths of 95 % confidence intervals (ci95), as in `hdpsim compare`."
-)
 
 
 def _source(run: SweepRun) -> str:

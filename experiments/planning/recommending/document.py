@@ -6,7 +6,7 @@ from typing import Any
 
 from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.output.words import duration, large_amount, memory_of, with_duration
 from hdpsim.experiments.studies.cost_to_target import usd_words
@@ -37,14 +37,11 @@ def recommend_document(found: Recommendation) -> Document:
         blocks=(_answer(found), table),
         notes=_notes(found),
         band=widest_band((best.band,)),
-        files=(
-            OutputFile(
-                "recommended.yaml", best.scenario.to_yaml,
-                "The scenario on the recommended GPUs; `hdpsim simulate` and `hdpsim campaign` run it.",
-            ),
-            OutputFile("candidates.csv", lambda: table, "One row per type of GPU."),
+        files=files_of(
+            "recommend",
+            {"recommended.yaml": best.scenario.to_yaml, "candidates.csv": lambda: table},
         ),
-    )  # fmt: skip
+    )
 
 
 def _offer_json(offer: Offer) -> dict[str, Any]:

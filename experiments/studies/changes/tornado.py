@@ -13,7 +13,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
 from hdpsim.cost_models.hardware.entries import Key
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
@@ -251,6 +251,12 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
         for one in study.with_effect[:MOST_DRAWN]
         if one.effect > NO_EFFECT
     ]
+    figure = partial(
+        plot_tornado,
+        swings,
+        share=study.share,
+        title=f"Inputs that matter most, each moved by {study.share:.0%}",
+    )
     return scenario_document(
         "whatif",
         scenario,
@@ -264,21 +270,7 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
         },
         blocks=(replace(table, rows=table.rows[:MOST_SHOWN]),),
         notes=lines,
-        files=(
-            OutputFile(
-                "tornado.csv", table.records, "One row per input: its value, both ends, what they change."
-            ),
-            OutputFile(
-                "tornado",
-                partial(
-                    plot_tornado,
-                    swings,
-                    share=study.share,
-                    title=f"Inputs that matter most, each moved by {study.share:.0%}",
-                ),
-                "Change of the throughput when an input is lowered and raised, the largest first.",
-            ),
-        ),
+        files=files_of("whatif", {"tornado.csv": table.records, "tornado": figure}),
     )
 
 

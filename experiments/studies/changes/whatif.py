@@ -8,7 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval, only_where
+from hdpsim.experiments.output.document import (
+    Column,
+    Document,
+    OutputFile,
+    Table,
+    files_of,
+    interval,
+    only_where,
+)
 from hdpsim.experiments.output.plots.changes import Fall, plot_waterfall
 from hdpsim.experiments.output.statistics import Estimate, estimate, estimate_json
 from hdpsim.experiments.output.words import memory_of
@@ -178,13 +186,7 @@ def whatif_document(
 
 def whatif_files(variants: Sequence[Variant], table: Table[_Row]) -> tuple[OutputFile, ...]:
     """The table, and for every strategy whose base runs what leads from there to all changes together."""
-    files = [
-        OutputFile(
-            "whatif.csv",
-            table.records,
-            "One row per strategy and change; speed-ups and seconds saved are against the base of the strategy.",
-        )
-    ]
+    files = [*files_of("whatif", {"whatif.csv": table.records})]
     for block in blocks(variants):
         if len(block) > 1 and block[0].feasible:
             name = block[0].outcome.strategy

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.document import OutputFile, Table, files_of
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots import time as plots_of_time
 from hdpsim.experiments.output.plots.style import account_group
@@ -29,55 +30,30 @@ if TYPE_CHECKING:
 def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[OutputFile, ...]:
     """Tables of strategies (from their *table*), batches, accounts and ranks, and the figures of a comparison."""
     outcomes = comparison.feasible
-    files = (
-        OutputFile(
-            "summary.csv",
-            table.records,
-            "One row per strategy: means over the batches, or why it cannot run.",
+    several: dict[str, Callable[[], object]] = {}
+    if len(outcomes) > 1:
+        several = {"throughput": lambda: _throughput_figure(comparison)}
+    contents: dict[str, Callable[[], object]] = {
+        "summary.csv": table.records,
+        "batches.csv": lambda: _batch_rows(comparison),
+        "accounts.csv": lambda: _account_rows(comparison),
+        "ranks.csv": lambda: _rank_table(comparison),
+        "time_breakdown": lambda: plots_of_time.plot_time_breakdown(
+            {o.strategy: o.account_s() for o in outcomes}
         ),
-        OutputFile("batches.csv", lambda: _batch_rows(comparison), "One row per strategy and global batch."),
-        OutputFile(
-            "accounts.csv",
-            lambda: _account_rows(comparison),
-            "Where the time goes: seconds of a step per account, mean over ranks, stages and batches.",
+        "rank_step_time": lambda: plots_of_time.plot_rank_step_time(
+            {o.strategy: _rank_layers(o) for o in outcomes},
+            title="Time of every rank in the step of the first batch",
         ),
-        OutputFile(
-            "ranks.csv",
-            lambda: _rank_table(comparison),
-            "First batch: seconds of every rank and stage in each account; a row sums to the step.",
-        ),
-        OutputFile(
-            "time_breakdown",
-            lambda: plots_of_time.plot_time_breakdown({o.strategy: o.account_s() for o in outcomes}),
-            "Where the time of a step goes, per strategy.",
-        ),
-        OutputFile(
-            "rank_step_time",
-            lambda: plots_of_time.plot_rank_step_time(
-                {o.strategy: _rank_layers(o) for o in outcomes},
-                title="Time of every rank in the step of the first batch",
-            ),
-            "First batch: what each rank does, the ranks that wait least first.",
-        ),
-        OutputFile(
-            "length_distribution",
-            lambda: _length_figure(comparison),
-            "Sequence lengths of the batches.",
-        ),
+        "length_distribution": lambda: _length_figure(comparison),
+    }
+    return (
+        *files_of("compare", contents),
         *links_files(outcomes),
         *link_pictures(outcomes),
         *plan_files(outcomes),
         *pass_files(outcomes),
-    )
-    if len(outcomes) == 1:
-        return files
-    return (
-        *files,
-        OutputFile(
-            "throughput",
-            lambda: _throughput_figure(comparison),
-            "Throughput per strategy; bars: 95 % confidence over the batches, or their range where they are few.",
-        ),
+        *files_of("compare", several),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import OutputFile, files_of
 from hdpsim.experiments.output.plots.passes import plot_passes
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group
 from hdpsim.experiments.output.timeline.passes import NAMES, WAIT, Passes, telling_ranks
@@ -44,20 +43,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def pass_files(outcomes: tuple[Outcome, ...]) -> Iterator[OutputFile]:
+def pass_files(outcomes: tuple[Outcome, ...]) -> tuple[OutputFile, ...]:
     """passes.csv of all strategies that ran, and its figure."""
     table = cache(lambda: _table(outcomes))
-    yield OutputFile(
-        "passes.csv",
-        table,
-        "First batch: begin and end of every pass of the ranks that wait least, most, and as the median one, and what "
-        "it spends its time on.",
-    )
-    yield OutputFile(
-        "passes",
-        lambda: plot_passes(_records(table())),
-        "First batch: when the ranks that wait least and most do what.",
-    )
+    return files_of("compare", {"passes.csv": table, "passes": lambda: plot_passes(_records(table()))})
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, object]]:

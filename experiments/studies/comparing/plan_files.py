@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import OutputFile, files_of
 from hdpsim.experiments.output.plots.plan import plot_plan_groups, plot_plan_work
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.timeline.passes import Passes
@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 def plan_files(outcomes: tuple[Outcome, ...]) -> Iterator[OutputFile]:
     """plan.csv of all strategies that ran, and two figures of each: all of the first batch."""
-    yield OutputFile(
-        "plan.csv",
-        lambda: _plan_table(outcomes),
-        "First batch, one row per strategy and micro-batch: its slot (on the first rank if they differ), ranks that "
-        "share it, its sequences (numbers in the batch), their tokens, the share of activations offloaded, and its "
-        "seconds forward and backward on the busiest stage.",
-    )
+    yield from files_of("compare", {"plan.csv": lambda: _plan_table(outcomes)})
     for outcome in outcomes:
         name = "".join(one if one.isalnum() or one in "-_." else "-" for one in outcome.strategy)
         yield OutputFile(

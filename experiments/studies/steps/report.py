@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of
 from hdpsim.experiments.output.plots.steps import plot_steps
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
@@ -57,24 +58,13 @@ def many_steps_document(run: ManySteps) -> Document:
 
 
 def _files(run: ManySteps) -> tuple[OutputFile, ...]:
-    return (
-        OutputFile(
-            "steps.csv",
-            lambda: steps_table(run),
-            "One row per step: begin and end on the run's clock, the step itself, what it waited for.",
-        ),
-        OutputFile(
-            "accounts.csv",
-            lambda: list(account_rows(run.account_s(), run.period_s.mean, strategy=run.strategy)),
-            "Where the time of a settled step goes, mean over ranks, stages and steps.",
-        ),
-        OutputFile("steps", lambda: _figure(run), "Every step, and what it waited for before it began."),
-        OutputFile(
-            "time_breakdown",
-            lambda: plot_time_breakdown({run.strategy: run.account_s()}),
-            "Where the time of a settled step goes.",
-        ),
-    )
+    contents: dict[str, Callable[[], object]] = {
+        "steps.csv": lambda: steps_table(run),
+        "accounts.csv": lambda: list(account_rows(run.account_s(), run.period_s.mean, strategy=run.strategy)),
+        "steps": lambda: _figure(run),
+        "time_breakdown": lambda: plot_time_breakdown({run.strategy: run.account_s()}),
+    }
+    return files_of("run", contents)
 
 
 def _figure(run: ManySteps) -> Figure:
