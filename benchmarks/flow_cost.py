@@ -21,7 +21,7 @@ from measure import fitted_exponent
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.cost_models.network.traffic import hops, permutation
-from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, marker_of, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, marker_of
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 
@@ -114,8 +114,7 @@ def measure() -> list[dict[str, Any]]:
 
 def draw(entries: list[dict[str, Any]], path: Path) -> None:
     """CPU time against activities on logarithmic axes, with fitted exponents."""
-    with style():
-        figure, (axes,) = figure_and_axes(7.0, 4.4, columns=1)
+    with figure_and_axes(7.0, 4.4, columns=1) as (figure, (axes,)):
         for number, entry in enumerate(entries):
             axes.plot(
                 entry["activities"], entry["cpu_s"], color=PALETTE[number], marker=marker_of(number), markersize=5,

@@ -41,8 +41,7 @@ def draw_scaling(entries: list[dict[str, Any]], path: Path) -> None:
 def scaling_figure(entries: list[dict[str, Any]]) -> Figure:
     """Two panels on logarithmic axes: a line for each part of a step, its fitted exponent in the legend."""
     series = [entry for entry in entries if "seconds_by_gpus" in entry]
-    with style():
-        figure, panels = figure_and_axes(11.0, 4.6, columns=2)
+    with figure_and_axes(11.0, 4.6, columns=2) as (figure, panels):
         for axes, (key, unit, title, label) in zip(panels, PANELS, strict=True):
             _panel(axes, series, key, unit)
             axes.set_title(title)

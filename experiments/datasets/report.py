@@ -15,7 +15,6 @@ from hdpsim.experiments.output.plots.style import (
     PALETTE,
     count_axis,
     figure_and_axes,
-    style,
 )
 from hdpsim.experiments.output.statistics import Estimate, fixed, with_interval
 from hdpsim.experiments.output.words import large_amount
@@ -173,8 +172,7 @@ def plot_replay(replay: DatasetReplay) -> Figure:
     mean = np.array([step.mean_tokens_per_s for step in replay.steps])
     half = np.array([np.nan if step.mean_ci95 is None else step.mean_ci95 for step in replay.steps])
     kept = np.unique(np.linspace(0, len(number) - 1, min(MOST_DOTS, len(number))).round().astype(int))
-    with style():
-        figure, (left, right) = figure_and_axes(10.5, 4.2, 1, 2)
+    with figure_and_axes(10.5, 4.2, 1, 2) as (figure, (left, right)):
         left.plot(
             number[kept],
             each[kept],

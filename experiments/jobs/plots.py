@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hdpsim.experiments.output.plots.style import GRID, PALETTE, figure_and_axes, headed, style
+from hdpsim.experiments.output.plots.style import GRID, PALETTE, figure_and_axes, headed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,7 @@ def plot_steps(
 ) -> Figure:
     """Step times as recorded (rings), predicted (line) and ideal (dashed), one place per recorded step."""
     place = np.arange(len(labels))
-    with style():
-        figure, (axes,) = figure_and_axes(8.5, 4.0)
+    with figure_and_axes(8.5, 4.0) as (figure, (axes,)):
         axes.plot(place, predicted_s, color=PALETTE[0], linewidth=1.6, label="predicted")
         axes.plot(
             place, recorded_s, "o", color=PALETTE[1], markersize=6.5, fillstyle="none", label="recorded"
@@ -41,8 +40,10 @@ def plot_steps(
 def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -> Figure:
     """Horizontal bars, one panel per way to divide the job: seconds of a step saved by making each part ideal."""
     rows = max(len(parts) for parts in panels.values())
-    with style():
-        figure, axes_list = figure_and_axes(4.3 * len(panels), max(2.6, 0.36 * rows + 1.3), 1, len(panels))
+    with figure_and_axes(4.3 * len(panels), max(2.6, 0.36 * rows + 1.3), 1, len(panels)) as (
+        figure,
+        axes_list,
+    ):
         for axes, (name, parts) in zip(axes_list, panels.items(), strict=True):
             seconds = list(parts.values())
             colours = [PALETTE[3] if value > 0 else PALETTE[6] for value in seconds]
@@ -67,8 +68,7 @@ def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -
 def plot_workers(compute_s: NDArray[np.float64], *, title: str) -> Figure:
     """A map of workers: seconds of computation per step of each stage (row) and data-parallel rank (column)."""
     stages, ranks = compute_s.shape
-    with style():
-        figure, (axes,) = figure_and_axes(min(12.0, max(5.0, 0.22 * ranks + 2.5)), 1.9 + 0.34 * stages)
+    with figure_and_axes(min(12.0, max(5.0, 0.22 * ranks + 2.5)), 1.9 + 0.34 * stages) as (figure, (axes,)):
         image = axes.imshow(compute_s, aspect="auto", cmap="viridis", interpolation="nearest")
         axes.set(xlabel="data-parallel rank", ylabel="stage")
         axes.set_yticks(range(stages))

@@ -14,7 +14,7 @@ from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.experiments.output.document import OutputFile, Table
-from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes
 from hdpsim.experiments.papers.bytescale_figures.kernels import products_s
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
@@ -262,8 +262,7 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
 def _ranks_figure(busy_s: Mapping[str, Floats]) -> Figure:
     """Busy time of every rank by strategy, busiest first, and the range the paper reports as a band at the side."""
     colours = colours_of(busy_s)
-    with style():
-        figure, (axes,) = figure_and_axes(8.2, 4.6)
+    with figure_and_axes(8.2, 4.6) as (figure, (axes,)):
         ranks = max(len(seconds) for seconds in busy_s.values())
         for position, (name, seconds) in enumerate(busy_s.items()):
             axes.step(np.arange(1, len(seconds) + 1), np.sort(seconds)[::-1], color=colours[name], linewidth=2,

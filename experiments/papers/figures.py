@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import OutputFile, Table
-from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes
 from hdpsim.experiments.papers.folder import AboutFigure
 from hdpsim.experiments.papers.shown import FigureRow, Part, column
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped
@@ -108,8 +108,7 @@ def _picture(by_figure: Mapping[int, Sequence[FigureRow]]) -> Figure:
         for number, rows in by_figure.items()
     }
     shown = {number: errors for number, errors in shown.items() if errors}
-    with style():
-        figure, (axes,) = figure_and_axes(7.6, 1.3 + 0.42 * max(1, len(shown)))
+    with figure_and_axes(7.6, 1.3 + 0.42 * max(1, len(shown))) as (figure, (axes,)):
         for place, errors in enumerate(shown.values()):
             ratios = np.maximum(1.0 + np.array(errors), 1e-3)
             axes.plot(ratios, np.full(len(ratios), place), "|", markersize=11, color=PALETTE[0])

@@ -12,7 +12,7 @@ from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.cost_models.reliability.failures import job_mttf_s
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.experiments.campaigns.run import run_campaign
-from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, count_axis, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, count_axis, figure_and_axes
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
@@ -165,8 +165,7 @@ def _startup_figure(rows: list[FigureRow]) -> Figure:
     """Seconds of group initialisation: predicted dots, published times and bounds as marks."""
     exact = [place for place, row in enumerate(rows) if row["paper_s"] is not None]
     bounds = [place for place, row in enumerate(rows) if row["paper_s"] is None]
-    with style():
-        figure, (axes,) = figure_and_axes(7.2, 1.4 + 0.45 * len(rows))
+    with figure_and_axes(7.2, 1.4 + 0.45 * len(rows)) as (figure, (axes,)):
         axes.plot([row["predicted_s"] for row in rows], range(len(rows)), linestyle="none", color=PALETTE[0],
                   marker="o", markersize=8, label="predicted")  # fmt: skip
         axes.plot([rows[place]["paper_s"] for place in exact], exact, linestyle="none", color=INK, marker="|",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdpsim.experiments.output.plots.style import GRID, PALETTE, count_axis, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, PALETTE, count_axis, figure_and_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,8 +15,7 @@ Points = tuple[list[float], list[float]]
 
 def plot_front(every: Points, front: Points, best: Points) -> Figure:
     """All candidates, those that no other beats, and the best."""
-    with style():
-        figure, (axes,) = figure_and_axes(7.0, 4.4)
+    with figure_and_axes(7.0, 4.4) as (figure, (axes,)):
         axes.plot(*every, "o", color="#BBBBBB", markersize=4, label="replayed")
         axes.plot(*front, "o-", color=PALETTE[0], markersize=5, linewidth=1, label="Pareto front")
         axes.plot(*best, "D", color=PALETTE[3], markersize=8, label="best")

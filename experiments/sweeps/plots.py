@@ -19,7 +19,6 @@ from hdpsim.experiments.output.plots.style import (
     count_axis,
     figure_and_axes,
     marker_of,
-    style,
 )
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
@@ -133,12 +132,9 @@ def _facets(rows: Sequence[Row], arrangement: Arrangement, measure: str, what: s
     title = quantity[0].upper() + quantity[1:] + (f", the best over {rest}" if rest else "")
     title += "".join(f"; {facet} cannot run" for facet in (*no_columns, *no_lines))
     below = any(row["status"] in _CANNOT_RUN for row in rows)
-    with style():
-        # all facets share one y scale, and only the first column labels it
-        width, height = 1.6 + 3.6 * len(columns), 0.9 + 2.9 * len(lines)
-        figure, grid = figure_and_axes(
-            max(width, 6.5), max(height, 3.8), len(lines), len(columns), share_y=True
-        )
+    # all facets share one y scale, and only the first column labels it
+    width, height = max(1.6 + 3.6 * len(columns), 6.5), max(0.9 + 2.9 * len(lines), 3.8)
+    with figure_and_axes(width, height, len(lines), len(columns), share_y=True) as (figure, grid):
         for place, axes in enumerate(grid):
             line, column = lines[place // len(columns)], columns[place % len(columns)]
             inside = [

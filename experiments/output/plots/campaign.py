@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 
-from .style import GRID, INK, PALETTE, beside, count_axis, figure_and_axes, format_count, style
+from .style import GRID, INK, PALETTE, beside, count_axis, figure_and_axes, format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,7 @@ def plot_lost_tokens(curves: Sequence[Curve], tokens_per_s: float) -> Figure:
 
     *curves* are seconds and tokens of each run; tokens fall back where work was lost, and stand still until it goes on.
     """
-    with style():
-        figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
+    with figure_and_axes(10.5, 4.4, 1, 2) as (figure, (left, right)):
         for i, curve in enumerate(curves):
             at, lost = _lost(curve, tokens_per_s)
             label = f"simulated, {len(curves)} run{'s' if len(curves) > 1 else ''}" if i == 0 else None
@@ -68,8 +67,7 @@ def plot_bars(values: Bars, *, axis: str, title: str, colour: str = PALETTE[0]) 
     shown = shown[:_MOST_BARS]
     if rest:
         shown.append((f"{len(rest)} others", sum(mean for _, mean, _ in rest), None))
-    with style():
-        figure, (axes,) = figure_and_axes(7.5, 1.4 + 0.3 * max(len(shown), 2))
+    with figure_and_axes(7.5, 1.4 + 0.3 * max(len(shown), 2)) as (figure, (axes,)):
         for row, (_, mean, half) in enumerate(shown):
             axes.barh(row, mean, 0.66, color=colour)
             if half:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hdpsim.quoting import shortened
 
-from .style import GRID, INK, PALETTE, beside, figure_and_axes, style
+from .style import GRID, INK, PALETTE, beside, figure_and_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,8 +39,7 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
     base_s = falls[0].joined_s or 0.0
     steps = [fall.joined_s for fall in falls]
     alone: Line2D | None = None
-    with style():
-        figure, (axes,) = figure_and_axes(8.5, 1.5 + 0.42 * (len(falls) + 1))
+    with figure_and_axes(8.5, 1.5 + 0.42 * (len(falls) + 1)) as (figure, (axes,)):
         axes.barh(0, base_s, 0.62, color=_WHOLE)
         beside(axes, f"{base_s:.3g} s", (base_s, 0))
         for row, ((was, now), fall) in enumerate(zip(pairwise(steps), falls[1:], strict=True), start=1):
@@ -71,8 +70,7 @@ def plot_waterfall(falls: Sequence[Fall], *, title: str) -> Figure:
 
 def plot_tornado(swings: Sequence[Swing], *, share: float, title: str) -> Figure:
     """Bars to both sides of the base, the longest first."""
-    with style():
-        figure, (axes,) = figure_and_axes(8.5, 1.6 + 0.32 * max(len(swings), 2))
+    with figure_and_axes(8.5, 1.6 + 0.32 * max(len(swings), 2)) as (figure, (axes,)):
         for row, swing in enumerate(swings):
             for moved, colour, sign in ((swing.lower, PALETTE[1], "-"), (swing.higher, PALETTE[0], "+")):
                 if moved is not None:

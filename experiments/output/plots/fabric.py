@@ -11,7 +11,7 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.network.graph import count_devices
 
-from .style import INK, SOFT, captioned, figure_and_axes, style, write_figure
+from .style import INK, SOFT, captioned, figure_and_axes, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +45,7 @@ def plot_fabric(cluster: Cluster, calibration: NetworkCalibration | None = None)
     """
     counts, frames = count_devices(cluster), _frames(cluster, calibration)
     top = ["NIC", "leaf", "spine", "core"][: len(frames)]
-    with style():
-        figure, (axes,) = figure_and_axes(9.0, 1.1 + 0.82 * len(frames) * _STEP)
+    with figure_and_axes(9.0, 1.1 + 0.82 * len(frames) * _STEP) as (figure, (axes,)):
         levels = {kind: (level + 1) * _STEP for level, kind in enumerate(top)}
         _frames_drawn(axes, frames)
         _link(axes, (1.5, 0.0), (1.5, _STEP))

@@ -10,7 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 
-from .style import GRID, INK, PALETTE, figure_and_axes, headed, style
+from .style import GRID, INK, PALETTE, figure_and_axes, headed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +43,7 @@ class Layer:
 
 def plot_link_load(names: Sequence[str], edges_s: Floats, load: Floats, *, title: str) -> Figure:
     """A strip for each link, the darker the fuller: *load* [links, periods] between the edges."""
-    with style():
-        figure, (axes,) = figure_and_axes(10.5, 1.7 + 0.3 * len(names))
+    with figure_and_axes(10.5, 1.7 + 0.3 * len(names)) as (figure, (axes,)):
         shades = axes.pcolormesh(
             edges_s, np.arange(len(names) + 1), load, cmap=_COLOURS, vmin=0.0, vmax=1.0, rasterized=True
         )
@@ -60,9 +59,8 @@ def plot_link_load(names: Sequence[str], edges_s: Floats, load: Floats, *, title
 def plot_fabric_load(layers: Sequence[Layer], blocks: Sequence[str], *, title: str) -> Figure:
     """Heat maps of the layers above each other, their columns by *blocks* from left to right."""
     heights = [0.55 + 0.13 * len(layer.load) for layer in layers]
-    with style():
-        height_in = 1.5 + sum(heights) + 0.25 * len(layers)
-        figure, panels = figure_and_axes(10.5, height_in, len(layers), heights=heights)
+    height_in = 1.5 + sum(heights) + 0.25 * len(layers)
+    with figure_and_axes(10.5, height_in, len(layers), heights=heights) as (figure, panels):
         hottest = max((float(np.nanmax(layer.load, initial=0.0)) for layer in layers), default=0.0)
         for axes, layer in zip(panels, layers, strict=True):
             rows, columns = layer.load.shape
@@ -101,8 +99,7 @@ def plot_ring_hops(
 ) -> Figure:
     """Bars for each hop: how long it needs its links alone, and what others add; lines: the whole ring."""
     scale, unit = (1e3, "milliseconds") if took_s < 1.0 else (1.0, "seconds")
-    with style():
-        figure, (axes,) = figure_and_axes(10.5, 4.0)
+    with figure_and_axes(10.5, 4.0) as (figure, (axes,)):
         places = np.arange(len(hops))
         width = 0.7 if len(hops) <= _MOST_HOPS_NAMED else 1.0
         axes.bar(places, alone_s * scale, width, color=PALETTE[0], label="its links alone")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, headed, style
+from .style import ACCOUNT_SHADES, INK, account_group, figure_and_axes, headed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,8 +103,7 @@ def plot_passes(rows: Rows) -> Figure:
 
     shown = fitting_lanes(rows, MOST_LANES, MOST_PASSES)
     names = [f"{lane[0]}, {lane_words(lane, str(passes[0]['chosen']))}" for lane, passes in shown.items()]
-    with style():
-        figure, (axes,) = figure_and_axes(11.0, 1.6 + 0.34 * len(names))
+    with figure_and_axes(11.0, 1.6 + 0.34 * len(names)) as (figure, (axes,)):
         bars: dict[tuple[str, str], list[Box]] = {}
         for place, passes in enumerate(shown.values()):
             for row in passes:

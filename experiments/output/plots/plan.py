@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 
-from .style import INK, PALETTE, figure_and_axes, headed, style
+from .style import INK, PALETTE, figure_and_axes, headed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,7 @@ def plot_plan_work(slot_s: Floats, waiting: Floats, *, title: str) -> Figure:
 
     *slot_s*: [ranks, slots], nan: none; *waiting*: [ranks, stages].
     """
-    with style():
-        figure, (left, right) = figure_and_axes(11.0, 4.8, columns=2)
+    with figure_and_axes(11.0, 4.8, columns=2) as (figure, (left, right)):
         _heat(figure, left, slot_s, label="seconds, forward and backward", colours="viridis_r", low=0.0)
         left.set(xlabel="slot (order on a rank)", title="Work of ranks and slots")
         headed(figure, f"{title}: its plan")
@@ -54,8 +53,7 @@ def plot_plan_groups(
         crossing: micro-batches on several nodes.
         title: name of the strategy.
     """
-    with style():
-        figure, (left, right) = figure_and_axes(11.0, 4.8, columns=2)
+    with figure_and_axes(11.0, 4.8, columns=2) as (figure, (left, right)):
         bins = np.ceil(np.log2(sizes)).astype(np.int64)
         known = np.arange(int(bins.max()) + 1)
         count = np.bincount(bins, minlength=len(known)) / len(sizes)

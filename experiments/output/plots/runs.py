@@ -21,7 +21,6 @@ from .style import (
     format_tokens,
     headed,
     marker_of,
-    style,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def plot_length_distribution(
 ) -> Figure:
     """Bars per bucket up to *bucket_tokens*: its share of the sequences and its share of the tokens."""
     position = np.arange(len(bucket_tokens))
-    with style():
-        figure, (axes,) = figure_and_axes(max(6.5, 0.52 * len(bucket_tokens) + 2.0), 4.0)
+    with figure_and_axes(max(6.5, 0.52 * len(bucket_tokens) + 2.0), 4.0) as (figure, (axes,)):
         axes.bar(
             position - 0.2, 100 * np.asarray(sample_share), 0.4, color="#0072B2", label="share of sequences"
         )
@@ -71,8 +69,7 @@ def plot_scaling(
     """
     count = np.asarray(gpus, dtype=np.float64)
     colours = colours_of(tokens_per_s)
-    with style():
-        figure, (left, right) = figure_and_axes(10.5, 4.4, 1, 2)
+    with figure_and_axes(10.5, 4.4, 1, 2) as (figure, (left, right)):
         per_gpu: dict[str, list[float]] = {}
         for name, row in tokens_per_s.items():
             values = _with_gaps(row)
@@ -132,8 +129,7 @@ def plot_paper_against_prediction(
     everything = np.concatenate([np.concatenate(pair) for pair in pairs.values()])
     low, high = 0.8 * float(everything.min()), 1.25 * float(everything.max())
     errors = np.concatenate([np.abs(p / m - 1) for m, p in pairs.values()])
-    with style():
-        figure, (axes,) = figure_and_axes(7.8, 5.6)
+    with figure_and_axes(7.8, 5.6) as (figure, (axes,)):
         ends = np.array([low, high])
         axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#E6E6E6", linewidth=0, label="within 10%")
         axes.plot(ends, ends, color="#777777", linewidth=1)
@@ -157,8 +153,7 @@ def plot_paper_against_prediction(
 
 def plot_error_shares(errors: Mapping[str, ArrayLike], *, title: str) -> Figure:
     """How many of the measurements are predicted within an error, as a line for each set of errors (shares)."""
-    with style():
-        figure, (axes,) = figure_and_axes(7.0, 4.2)
+    with figure_and_axes(7.0, 4.2) as (figure, (axes,)):
         for (name, colour), dashes in zip(colours_of(errors).items(), cycle(("-", "--", ":")), strict=False):
             ordered = np.sort(np.asarray(errors[name], dtype=np.float64))
             share = np.arange(len(ordered) + 1) / len(ordered)
@@ -188,8 +183,7 @@ def plot_throughput_bars(
     colours = colours_of(tokens_per_s)
     bounds = interval or {}
     highest = max([*tokens_per_s.values(), *(high for _, high in bounds.values())])
-    with style():
-        figure, (axes,) = figure_and_axes(max(4.6, 1.5 + 1.5 * len(tokens_per_s)), 4.4)
+    with figure_and_axes(max(4.6, 1.5 + 1.5 * len(tokens_per_s)), 4.4) as (figure, (axes,)):
         for i, (name, value) in enumerate(tokens_per_s.items()):
             axes.bar(i, value, 0.62, color=colours[name])
             top = value
@@ -238,9 +232,8 @@ def plot_beside_paper(
     """
     names = dict.fromkeys(name for lines in panels.values() for name in lines)
     look = {name: (colour, marker_of(i)) for i, (name, colour) in enumerate(colours_of(names).items())}
-    with style():
-        width = max(6.4, 2.2 + 4.2 * len(panels))
-        figure, all_axes = figure_and_axes(width, 4.3, 1, len(panels), share_y=True)
+    width = max(6.4, 2.2 + 4.2 * len(panels))
+    with figure_and_axes(width, 4.3, 1, len(panels), share_y=True) as (figure, all_axes):
         for axes, (heading, lines) in zip(all_axes, panels.items(), strict=True):
             for name, points in lines.items():
                 (colour, marker), values = look[name], [point[0] for point in points]
@@ -307,8 +300,7 @@ def plot_ablation(
     if published is not None:
         series.append(("published", "white", _with_gaps(published)))
     width = 0.8 / len(series)
-    with style():
-        figure, (axes,) = figure_and_axes(max(5.5, 1.3 * len(steps) + 1.5), 4.4)
+    with figure_and_axes(max(5.5, 1.3 * len(steps) + 1.5), 4.4) as (figure, (axes,)):
         for i, (label, colour, values) in enumerate(series):
             position = np.arange(len(steps)) + (i - (len(series) - 1) / 2) * width
             edge = (

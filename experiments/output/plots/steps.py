@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .style import ACCOUNT_SHADES, INK, PALETTE, figure_and_axes, headed, style
+from .style import ACCOUNT_SHADES, INK, PALETTE, figure_and_axes, headed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +37,7 @@ def plot_steps(
     """
     from matplotlib.ticker import MaxNLocator
 
-    with style():
-        figure, (axes,) = figure_and_axes(10.0, 4.2)
+    with figure_and_axes(10.0, 4.2) as (figure, (axes,)):
         numbers, top = np.arange(1, len(step_s) + 1), np.array(step_s)
         width = 0.8 if len(step_s) <= MOST_EDGES else 1.0
         axes.bar(numbers, top, width=width, color=ACCOUNT_SHADES["compute"][1], label="the step itself")

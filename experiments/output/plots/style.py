@@ -108,6 +108,7 @@ def style() -> Iterator[None]:
         yield
 
 
+@contextmanager
 def figure_and_axes(
     width_in: float,
     height_in: float,
@@ -116,16 +117,20 @@ def figure_and_axes(
     *,
     share_y: bool = False,
     heights: Sequence[float] = (),
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure without any window behind it, and its axes in reading order; *heights*: of rows, if unequal."""
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of hdpsim's look without any window behind it, and its axes in reading order.
+
+    *heights*: of rows, if unequal.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    ratios = list(heights) or None
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y, height_ratios=ratios)
-    return figure, [axes for row in grid for axes in row]
+    with style():
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        ratios = list(heights) or None
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y, height_ratios=ratios)
+        yield figure, [axes for row in grid for axes in row]
 
 
 def headed(figure: Figure, title: str) -> None:

@@ -17,7 +17,6 @@ from .style import (
     figure_and_axes,
     headed,
     readable_name,
-    style,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ _LEGEND_ENTRY_IN = 1.9
 def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
     """Stacked horizontal bars, one per strategy: *seconds* of a step by account (mean over GPUs), which sum to it."""
     parts = _accounts_by_group(seconds)
-    with style():
-        figure, (axes,) = figure_and_axes(10.5, max(1.4 + 0.72 * len(seconds), 0.9 + 0.2 * (len(parts) + 4)))
+    height_in = max(1.4 + 0.72 * len(seconds), 0.9 + 0.2 * (len(parts) + 4))
+    with figure_and_axes(10.5, height_in) as (figure, (axes,)):
         left = np.zeros(len(seconds))
         longest_s = max(sum(accounts.values()) for accounts in seconds.values())
         for group, label, members, colour in parts:
@@ -86,9 +85,8 @@ def plot_rank_step_time(
     """
     from matplotlib.ticker import MaxNLocator
 
-    with style():
-        width = max(5.6, 3.6 * len(layers_s))
-        figure, panels = figure_and_axes(width, 3.9, 1, len(layers_s), share_y=True)
+    width = max(5.6, 3.6 * len(layers_s))
+    with figure_and_axes(width, 3.9, 1, len(layers_s), share_y=True) as (figure, panels):
         names = list(dict.fromkeys(name for layers in layers_s.values() for name in layers))
         active = [name for name in names if not name.startswith("wait")]
         colours = dict(zip(active, cycle(_LAYER_COLOURS), strict=False))

@@ -14,7 +14,7 @@ from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop
 from hdpsim.experiments.output.document import OutputFile
-from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes, style
+from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
     OWN,
@@ -160,8 +160,7 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
 
 def _picture(found: dict[str, Activity]) -> Figure:
     colours = colours_of(found)
-    with style():
-        figure, axes = figure_and_axes(9.6, 4.0, 1, 2)
+    with figure_and_axes(9.6, 4.0, 1, 2) as (figure, axes):
         for name, one in found.items():
             minutes = (np.arange(len(one.tensor)) + 0.5) * BIN_S / 60.0
             axes[0].plot(minutes, 100.0 * one.tensor, color=colours[name], linewidth=1.5, label=name)
