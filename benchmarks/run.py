@@ -23,7 +23,7 @@ from measure import (
 from scaling_plot import draw_scaling
 from search_figures import SEARCH_FIGURES
 
-from hdpsim.experiments.output.tables import TextTable, plain_text
+from hdpsim.experiments.output.tables import TextTable, markdown, plain_text
 
 EXPONENT_LIMIT = 1.1  # linear, with some room for noise
 RESULTS = Path(__file__).with_name("results.json")
@@ -165,12 +165,6 @@ def table(entries: list[dict[str, Any]]) -> TextTable:
     return TextTable(
         title="", columns=("figure", "median", "ratio", "peak memory", "target", ""), rows=tuple(rows)
     )
-
-
-def markdown(shown: TextTable) -> str:
-    """The table as docs/explanation/performance.md holds it."""
-    lines = [shown.columns, ("---", *["--:"] * (len(shown.columns) - 1)), *shown.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

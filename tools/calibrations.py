@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.experiments.calibration.run import calibrate
+from hdpsim.experiments.output.tables import TextTable, markdown
 from hdpsim.experiments.validation.kernels import check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,8 +45,10 @@ _BLOCK = re.compile(r"(<!-- calibrations:(\w+) -->\n)(.*?)(<!-- calibrations end
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A Markdown table whose first *left* columns are words."""
-    lines = [heads, ["---" if place < left else "--:" for place in range(len(heads))], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    shown = TextTable(
+        title="", columns=tuple(heads), rows=tuple(map(tuple, rows)), left=frozenset(range(left))
+    )
+    return f"{markdown(shown)}\n"
 
 
 def constants_table(stages: Mapping[str, Mapping[str, Any]]) -> str:

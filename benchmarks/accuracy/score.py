@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from benchmark import FOLDER, QUESTIONS, asked, read_predictions
+
+from hdpsim.experiments.output.tables import TextTable, markdown
 
 PREDICTIONS = FOLDER / "predictions"
 HEADS = (
@@ -44,10 +46,12 @@ def main() -> int:
 
 def table(predictions: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """The scores of predictors (question -> run -> seconds) as Markdown, errors in % of the measured step time."""
-    rows: list[Sequence[str]] = [HEADS, ["---", "---", *(["--:"] * (len(HEADS) - 3)), "---"]]
-    for question in QUESTIONS:
-        rows += [[name, question, *scores(question, found[question])] for name, found in predictions.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows = tuple(
+        (name, question, *scores(question, found[question]))
+        for question in QUESTIONS
+        for name, found in predictions.items()
+    )
+    return markdown(TextTable(title="", columns=HEADS, rows=rows, left=frozenset({0, 1, len(HEADS) - 1})))
 
 
 def scores(question: str, predicted: Mapping[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How sure it is that a run fits into memory: what runs that ran, and runs that ran out of memory, say.
+"""How sure it is that a run fits into memory, and what a plan leaves free: what measured runs say of memory.
 
     P(fits) = lapses / 2 + (1 - lapses) x Phi((middle - ln(predicted / capacity)) / spread)
 
@@ -67,6 +67,34 @@ def margins() -> dict[str, Any]:
 def shipped_fit() -> MemoryFit:
     """Of published runs and of a grid of runs of which many ran out of memory."""
     return MemoryFit(**margins()["fits"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """How much more than predicted a run may need: what validated peaks say.
+
+    Attributes:
+        quantile: share of the records that needed no more.
+        records: how many there were.
+        sources: which published them.
+        measured_over_predicted: at that quantile.
+    """
+
+    quantile: float
+    records: int
+    sources: list[str]
+    measured_over_predicted: float
+
+    @property
+    def headroom(self) -> float:
+        """Over what is predicted, a share of it."""
+        return self.measured_over_predicted - 1.0
+
+
+@cache
+def shipped_margin() -> Margin:
+    """Of the published runs; experiments/data/memory_margin.yaml says how it was found."""
+    return Margin(**margins()["peaks"])
 
 
 def fits_probability(report: MemoryReport) -> float:

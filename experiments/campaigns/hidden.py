@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.campaigns.setup import CampaignPlan, campaign_values, plan_values
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 from hdpsim.simulator.settings import note_on
 

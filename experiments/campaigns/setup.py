@@ -164,7 +164,9 @@ def plan_values(
         retries=values["nccl_retries"],
         adaptive=values["adaptive_retransmission"],
     )
-    profile = _with_flaps(_profile(values["failures"], scenario.folder), flaps)
+    profile = _profile(values["failures"], scenario.folder)
+    if flaps.cause is not None:  # some end the job
+        profile = replace(profile, causes=(*profile.causes, flaps.cause))
     step_s, step_note = _stalled(step_s, step_note, flaps, cluster.nodes * cluster.node.nics)
     rates = profile.per_s(cluster.nodes, cluster.node.nics, values["failure_scale"])
     planned = sum(r for r, c in zip(rates, profile.causes, strict=True) if c.detection == "planned")
@@ -315,11 +317,6 @@ def _profile(name: str, folder: Path | None) -> FailureProfile:
         if place is not None and (place / name).is_file():
             return load_failure_profile((place / name).resolve())
     return load_failure_profile(Path(name))
-
-
-def _with_flaps(profile: FailureProfile, flaps: LinkFlaps) -> FailureProfile:
-    """The profile with the link flaps that end the job."""
-    return profile if flaps.cause is None else replace(profile, causes=(*profile.causes, flaps.cause))
 
 
 def _stalled(step_s: float, note: str, flaps: LinkFlaps, links: int) -> tuple[float, str]:

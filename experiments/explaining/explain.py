@@ -18,7 +18,7 @@ from hdpsim.cost_models.tracing import Call, tracing, watched
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
 from hdpsim.experiments.output.document import envelope
-from hdpsim.experiments.studies.meanings import meanings
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan

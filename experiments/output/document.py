@@ -9,16 +9,15 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hdpsim import __version__
-from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.experiments.output.json_data import plain
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.statistics import Estimate, with_interval
-from hdpsim.experiments.output.tables import TextTable, plain_text
-from hdpsim.yaml_loader import load_yaml
+from hdpsim.experiments.output.tables import TextTable, markdown, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,12 +144,7 @@ class Table(Generic[Row]):
 
     def markdown(self) -> str:
         """The same as a table of Markdown, below its title."""
-        drawn = self.drawn()
-        rule = ["---" if place in drawn.left else "--:" for place in range(len(drawn.columns))]
-        lines = [f"**{drawn.title}**", ""] if drawn.title else []
-        lines += [f"| {' | '.join(drawn.columns)} |", f"|{'|'.join(rule)}|"]
-        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in drawn.rows]
-        return "\n".join([*lines, *(("", *self.notes) if self.notes else ())])
+        return "\n".join([markdown(self.drawn()), *(("", *self.notes) if self.notes else ())])
 
 
 def facts(title: str, pairs: Sequence[tuple[str, str]]) -> Table[tuple[str, str]]:
@@ -185,14 +179,8 @@ class OutputFile:
 
 def files_of(group: str, contents: Mapping[str, Callable[[], Any]]) -> tuple[OutputFile, ...]:
     """Files by their names; what each holds is said in experiments/data/files.yaml, in that group."""
-    words = _descriptions()[group]
+    words = meanings(group, "files")
     return tuple(OutputFile(name, content, words[name]) for name, content in contents.items())
-
-
-@cache
-def _descriptions() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = load_yaml(shipped("experiments/data/files.yaml"))
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,17 +241,15 @@ class Document:
 
     def text(self) -> str:
         """For people, in lines."""
-        return "\n\n".join(part if isinstance(part, str) else table_text(part) for part in self.parts())
+        return "\n\n".join(
+            part if isinstance(part, str) else "\n".join((plain_text(part.drawn()), *part.notes))
+            for part in self.parts()
+        )
 
     def markdown(self) -> str:
         """For people, as Markdown."""
         parts = [part if isinstance(part, str) else part.markdown() for part in (self.head, *self.blocks)]
         return "\n\n".join(part for part in (*parts, "\n".join(f"- {note}" for note in self.notes)) if part)
-
-
-def table_text(table: Table[Any]) -> str:
-    """A table and the lines below it."""
-    return "\n".join((plain_text(table.drawn()), *table.notes))
 
 
 def envelope(kind: str) -> dict[str, Any]:

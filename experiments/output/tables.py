@@ -51,6 +51,15 @@ def plain_text(table: TextTable) -> str:
     return "\n".join(lines)
 
 
+def markdown(table: TextTable) -> str:
+    """The table in Markdown, below its title."""
+    rule = ["---" if place in table.left else "--:" for place in range(len(table.columns))]
+    lines = [f"**{table.title}**", ""] if table.title else []
+    lines += [f"| {' | '.join(table.columns)} |", f"|{'|'.join(rule)}|"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table.rows]
+    return "\n".join(lines)
+
+
 def print_rich(table: TextTable) -> None:
     """Print the table on the terminal with rich; as plain text where its numbers would not fit.
 

@@ -213,7 +213,7 @@ def scaling_table(scaling: Scaling) -> Table[Point]:
         Column("strategy"),
         Column("gpus", heading="GPUs", format=","),
         Column("batches", lambda point: len(point.outcome.results), shown=False),
-        *only_where(_feasible, (
+        *only_where(lambda p: p.feasible, (
             Column("", lambda p: p.outcome.step_s.mean, heading="step", unit="s", format=".3f"),
             Column("tokens_per_s", lambda p: p.outcome.tokens_per_s, heading="tokens/s", format=interval(), ci95=True),
             Column("tokens_per_s_per_gpu", lambda p: p.outcome.tokens_per_s.mean / p.gpus, heading="tok/s/GPU",
@@ -235,10 +235,6 @@ def scaling_table(scaling: Scaling) -> Table[Point]:
     return Table(
         title=f"{kind}; {averaging(len(ran.results), ran.independent)}", columns=columns, rows=scaling.points
     )
-
-
-def _feasible(point: Point) -> bool:
-    return point.feasible
 
 
 def _own_start(share: Estimate) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.reading.fields import Problems
-from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
+from hdpsim.cost_models.reading.shipped import given_or_shipped, shipped
 from hdpsim.experiments.scenario.overrides import rivals
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
 from hdpsim.quoting import did_you_mean, quoted
@@ -93,16 +93,6 @@ class Sweep:
 _SHIPPED = shipped("experiments/data/sweeps")
 
 
-def sweep_names() -> tuple[str, ...]:
-    """The shipped sweeps."""
-    return names_in(_SHIPPED)
-
-
-def sweep_path(source: str | Path) -> Path:
-    """The file of a sweep given by path or by the name of a shipped one; UserInputError lists the names."""
-    return given_or_shipped(source, _SHIPPED, "sweep")
-
-
 def load_sweep(source: str | Path | Mapping[str, object]) -> Sweep:
     """Read and check a sweep file, a shipped sweep, or the document of one.
 
@@ -112,7 +102,7 @@ def load_sweep(source: str | Path | Mapping[str, object]) -> Sweep:
     """
     if isinstance(source, Mapping):
         return replace(_read_sweep(source, Problems("sweep"), Path(), "sweep", "sweep"), document=source)
-    path = sweep_path(source)
+    path = given_or_shipped(source, _SHIPPED, "sweep")
     document = load_document(path)
     return _read_sweep(document.data, Problems(str(path), document.where), path.parent, path.stem, str(path))
 
@@ -162,11 +152,9 @@ class _Reader:
     def grid(self, data: object) -> Iterator[Axis]:
         """One axis for each key."""
         for key, values in self._mapping(data, "grid", "a key and a list of its values"):
-            where = f"grid.{key}"
-            points = [self._value(key, value, where) for value in self._values(values, where)]
-            self._different([(point,) for point in points], where)
-            if points:
-                yield Axis(keys=(key,), points=tuple((point,) for point in points))
+            yield from self._axis(
+                [(value,) for value in self._values(key, values, f"grid.{key}")], f"grid.{key}"
+            )
 
     def zips(self, data: object) -> Iterator[Axis]:
         """One axis for each mapping."""
@@ -185,11 +173,9 @@ class _Reader:
         if not isinstance(data, list) or not data:
             self._problems.add("list", "expected a list of mappings, each a point: - {layout.tp: 2}")
             return
-        points = [self.point(part, f"list[{number}]") for number, part in enumerate(data)]
-        self._different(points, "list")
-        keys = tuple(dict.fromkeys(key for point in points for key, _ in point))
-        if keys:
-            yield Axis(keys=keys, points=tuple(points))
+        yield from self._axis(
+            [self.point(part, f"list[{number}]") for number, part in enumerate(data)], "list"
+        )
 
     def point(self, data: object, where: str) -> Point:
         """The changes of one mapping."""
@@ -198,20 +184,15 @@ class _Reader:
 
     def _zip(self, data: object, where: str) -> Iterator[Axis]:
         columns = {
-            key: [
-                self._value(key, value, f"{where}.{key}") for value in self._values(values, f"{where}.{key}")
-            ]
+            key: self._values(key, values, f"{where}.{key}")
             for key, values in self._mapping(data, where, "a key and a list of its values")
         }
         lengths = {key: len(values) for key, values in columns.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{key} has {count}" for key, count in lengths.items())
             self._problems.add(where, f"keys that move together need equally many values; {found}")
-        elif columns:
-            points = tuple(zip(*columns.values(), strict=True))
-            self._different(points, where)
-            if points:
-                yield Axis(keys=tuple(columns), points=points)
+        else:
+            yield from self._axis(list(zip(*columns.values(), strict=True)), where)
 
     def _mapping(
         self, data: object, where: str, of: str, *, may_be_empty: bool = False
@@ -223,19 +204,23 @@ class _Reader:
             return ()
         return tuple((str(key), value) for key, value in data.items())
 
-    def _values(self, data: object, where: str) -> Sequence[object]:
+    def _values(self, key: str, data: object, where: str) -> Sequence[Value]:
         if not isinstance(data, list) or not data:
             self._problems.add(where, f"expected a list of values such as [1, 2, 4], got {_shown(data)}")
             return ()
-        return data
+        return [self._value(key, value, where) for value in data]
 
-    def _different(self, points: Sequence[Point], where: str) -> None:
+    def _axis(self, points: Sequence[Point], where: str) -> Iterator[Axis]:
+        """An axis of these points, none of which may be there twice; none without keys."""
         seen: list[Point] = []
         for point in points:
             if point in seen and all(type(a) is type(b) for a, b in zip(point, point, strict=True)):
                 shown = ", ".join(f"{key} = {value}" for key, value in point)
                 self._problems.add(where, f"{shown or 'an empty point'} is given twice")
             seen.append(point)
+        keys = tuple(dict.fromkeys(key for point in points for key, _ in point))
+        if keys:
+            yield Axis(keys=keys, points=tuple(points))
 
     def _value(self, key: str, value: object, where: str) -> Value:
         """One change, checked on its own as in a scenario file."""

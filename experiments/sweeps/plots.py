@@ -160,7 +160,8 @@ def _facets(rows: Sequence[Row], arrangement: Arrangement, measure: str, what: s
             if place // len(columns) == len(lines) - 1:
                 axes.set_xlabel(arrangement.x.key)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        handles = _legend_handles(series, colours) if arrangement.colour else []
+        named = enumerate(series if arrangement.colour else ())
+        handles = [_handle(name, colours[name], marker_of(number)) for number, name in named]
         if below:
             handles.append(_handle("cannot run (below the axis)", "#555555", "x"))
         if handles:
@@ -264,10 +265,6 @@ def _dress(axes: Axes, x: Dimension, values: Sequence[float], top: float) -> Non
         axes.set_xlim(min(x.numbers) / edge, max(x.numbers) * edge)
     else:
         axes.set_xticks(x.numbers, list(x.labels))
-
-
-def _legend_handles(series: Sequence[str], colours: Mapping[str, str]) -> list[Any]:
-    return [_handle(name, colours[name], marker_of(number)) for number, name in enumerate(series)]
 
 
 def _handle(label: str, colour: str, marker: str) -> Any:

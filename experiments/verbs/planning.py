@@ -84,9 +84,9 @@ def plan(
     Raises:
         UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
+    from hdpsim.experiments.bands.memory_fit import shipped_margin
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.planning import plan as study
-    from hdpsim.experiments.planning.headroom import shipped_margin
     from hdpsim.experiments.planning.search.search import search
     from hdpsim.experiments.planning.search.space import space_of
 

@@ -132,11 +132,11 @@ class Result:
                 found.setdefault(str(path.with_suffix("")), partial(_with_columns, file))
         if not found:
             named = [
-                block for block in self.document.blocks if isinstance(block, Table) and _has_names(block)
+                block
+                for block in self.document.blocks
+                if isinstance(block, Table) and any(column.name for column in block.columns)
             ]
-            found = {
-                f"table_{number}": partial(_without_file, table) for number, table in enumerate(named, 1)
-            }
+            found = {f"table_{number}": partial(tuple, (table, ())) for number, table in enumerate(named, 1)}
         return found
 
     def _bars(self) -> Figure:
@@ -153,10 +153,6 @@ class Result:
         bars = {str(label): (float(value), None) for label, value in named.itertuples(index=False)}
         title = self.document.title or self.document.head
         return plot_bars(bars, axis=str(numbers[0]).replace("_", " "), title=title.partition(";")[0])
-
-
-def _without_file(table: Table[Any]) -> tuple[Any, tuple[str, ...]]:
-    return table, ()
 
 
 def _with_columns(file: OutputFile) -> tuple[Any, tuple[str, ...]]:
@@ -177,10 +173,6 @@ def _chosen(what: str, name: str | None, known: dict[str, Callable[[], Any]]) ->
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _has_names(table: Table[Any]) -> bool:
-    return any(column.name for column in table.columns)
 
 
 def _lines_html(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
@@ -11,7 +10,7 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.network.graph import count_devices
 
-from .style import INK, SOFT, captioned, figure_and_axes, write_figure
+from .style import INK, SOFT, figure_and_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +30,6 @@ class _Frame(NamedTuple):
     times: int
     bytes_per_s: float
     latency_s: float
-
-
-def draw_fabric(cluster: Cluster, path: Path | str, calibration: NetworkCalibration | None = None) -> None:
-    """Write a drawing of *cluster*'s fabric to *path* (.png or .svg); the same cluster gives the same file."""
-    write_figure(captioned(plot_fabric(cluster, calibration), ()), Path(path))
 
 
 def plot_fabric(cluster: Cluster, calibration: NetworkCalibration | None = None) -> Figure:

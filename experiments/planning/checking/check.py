@@ -132,9 +132,10 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
     )
     change: Overrides = ()
     gain_s: Estimate | None = None
-    for elsewhere in (False, True):
+    others = [c for c in candidates if any(text.startswith(tuple(_ELSEWHERE)) for text in c)]
+    for several in ([c for c in candidates if c not in others], others):
         if not change:
-            change, gain_s = _best(one, observed, [c for c in candidates if _is_elsewhere(c) == elsewhere])
+            change, gain_s = _best(one, observed, several)
     return Finding(
         name=one.name,
         seconds=seconds,
@@ -144,10 +145,6 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
         gain_s=gain_s,
         tried=len(candidates),
     )
-
-
-def _is_elsewhere(change: Overrides) -> bool:
-    return any(text.startswith(tuple(_ELSEWHERE)) for text in change)
 
 
 def _best(

@@ -64,7 +64,7 @@ class Check:
         if self.saved_by is not None:
             return observed.saved_s(self.saved_by)
         if self.most_saved:
-            return observed.best_saved_s(self.candidates(observed))
+            return max(map(observed.saved_s, self.candidates(observed)), default=0.0)
         return float(getattr(observed, self.lost)) if self.lost else observed.seconds_in(*self.accounts)
 
     def candidates(self, observed: Observed) -> Iterator[Changes]:

@@ -17,8 +17,6 @@ from hdpsim.simulator.settings import settings
 from .trials import Trials, overrides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hdpsim.arrays import Floats
     from hdpsim.cost_models.hardware.parts import Fabric, Node
     from hdpsim.simulator.setup import Setup
@@ -85,10 +83,6 @@ class Observed:
         if not new_changes:
             return 0.0
         return max(0.0, self.trials.first_gain_s(overrides_of(new_changes)))
-
-    def best_saved_s(self, remedies: Iterable[Changes]) -> float:
-        """The most that one of the remedies saves."""
-        return max((self.saved_s(changes) for changes in remedies), default=0.0)
 
     @cached_property
     def busy_s(self) -> Floats:

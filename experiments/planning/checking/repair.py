@@ -132,7 +132,11 @@ def _tried(
 
 def _levels(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Iterable[Changes]]:
     """Changes of one key, of two, of the number of GPUs, of that and another."""
-    single = [change for change in _singles(neutral, written) if not _is_own(written, change)]
+    single = [
+        change
+        for change in _singles(neutral, written)
+        if any(_own(written, key, None) != value for key, value in change.items())
+    ]
     sizes = [{"gpus": gpus} for gpus in _sizes(neutral, written)]
     yield single
     yield ({**one, **other} for one, other in combinations(single, 2) if one.keys() != other.keys())
@@ -191,10 +195,6 @@ def _sizes(neutral: Scenario, written: Mapping[str, Any]) -> list[int]:
     step = max(block, node)
     below = gpus // step * step
     return [size for size in (below, below + step, 2 * gpus, 4 * gpus, 8 * gpus) if size and size % step == 0]
-
-
-def _is_own(written: Mapping[str, Any], change: Changes) -> bool:
-    return all(_own(written, key, None) == value for key, value in change.items())
 
 
 def _own(written: Mapping[str, Any], key: str, default: object) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.studies.cost_to_target import price_of
-from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
 
@@ -124,10 +124,6 @@ class LayoutResults:
             return so_far
         last_score = score_of(best[-1], question.objective)
         return last_score if so_far is None else max(so_far, last_score)
-
-    def leave_out(self) -> None:
-        """Note that a candidate fits on paper alone."""
-        self.refused[ON_PAPER] += 1
 
     def refuse(self, candidate: Candidate, error: InfeasibleError | ScenarioError) -> None:
         """Note why a candidate cannot run."""

@@ -173,14 +173,10 @@ def _own(question: Question, found: Found) -> None:
     except InfeasibleError as error:
         found.own_reason = str(error)
     results = LayoutResults()
-    if found.own is not None and found.own.memory.fits and found.own.setup.cluster in _clusters(question):
+    asked = [ready(question).setups(site).base.cluster for site in question.space.sites]
+    if found.own is not None and found.own.memory.fits and found.own.setup.cluster in asked:
         results.evaluated.append(found.own)
     found.add(results, question.count)
-
-
-def _clusters(question: Question) -> list[Cluster]:
-    """The GPUs that are asked about."""
-    return [ready(question).setups(site).base.cluster for site in question.space.sites]
 
 
 def _detailed(question: Question, one: Evaluated) -> Evaluated:
@@ -281,7 +277,8 @@ def _run(
         race.take(task, results)
         found.add(results, question.count)
         complete &= not results.cut
-        progress(race.opened, found.layouts, _so_far(found))
+        best = f"best {found.best[0].tokens_per_s:,.0f} tokens/s" if found.best else "nothing fits so far"
+        progress(race.opened, found.layouts, best)
     return complete and race.over
 
 
@@ -306,7 +303,3 @@ def _results(race: Race, workers: int | None, engine: Engine | None) -> Iterator
 def _least(question: Question, found: Found) -> float | None:
     enough = len(found.best) == question.count
     return score_of(found.best[-1], question.objective) if enough else None
-
-
-def _so_far(found: Found) -> str:
-    return f"best {found.best[0].tokens_per_s:,.0f} tokens/s" if found.best else "nothing fits so far"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Lengths
 
 from .evaluation import (
+    ON_PAPER,
     Contender,
     Evaluated,
     LayoutResults,
@@ -91,7 +92,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
                 _note(_priced(question, candidate, own, results.least(question, task.least)), results)
                 continue
             if _is_tight(question, own, known.lengths[0], known.longest):
-                results.leave_out()
+                results.refused[ON_PAPER] += 1
                 continue
             ideal_s = None
             if not own.strategy.has_one_mesh:

@@ -256,10 +256,17 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
         variant, base = row
         return ratio_words(variant.speed_up(base), 3, of_base=variant is base)
 
+    def usd(row: _Row) -> float | None:
+        found = costs_of(row[0].outcome, row[0].costs).usd(MILLION)
+        return found and found["typical"]
+
+    def kwh(row: _Row) -> float | None:
+        return costs_of(row[0].outcome, row[0].costs).kwh(MILLION)
+
     columns: tuple[Column[_Row], ...] = (
         Column("strategy", lambda row: row[1].outcome.strategy, shown=several),
         Column("change", lambda row: row[0].label, left=True),
-        *only_where(_feasible, (
+        *only_where(lambda row: row[0].feasible, (
             Column("tokens_per_s", lambda row: row[0].outcome.tokens_per_s, heading="tokens/s",
                    format=interval(), ci95=True),
             Column("step_s", lambda row: row[0].outcome.step_s.mean, heading="step", unit="s", format=".3f"),
@@ -275,8 +282,8 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
             Column("", lambda row: memory_of(row[0].outcome.results[0].memory), heading="memory per GPU"),
             Column("memory_bytes", lambda row: row[0].outcome.results[0].memory.total_bytes, shown=False),
             Column("", lambda row: _band_words(row[0]), heading="band of the step"),
-            Column("usd_per_million_tokens", lambda row: _usd(row[0]), heading="USD/M tokens", format=".3g"),
-            Column("kwh_per_million_tokens", lambda row: _kwh(row[0]), heading="kWh/M tokens", format=".3g"),
+            Column("usd_per_million_tokens", usd, heading="USD/M tokens", format=".3g"),
+            Column("kwh_per_million_tokens", kwh, heading="kWh/M tokens", format=".3g"),
         )),
         Column("", lambda row: _remark(*row), heading="remark", left=True, optional=True),
     )  # fmt: skip
@@ -290,19 +297,6 @@ def _band_words(variant: Variant) -> str | None:
     if band is None or not (math.isfinite(band.low) and math.isfinite(band.high)):
         return None
     return f"{step_s * band.low:.3g} to {step_s * band.high:.3g} s"
-
-
-def _usd(variant: Variant) -> float | None:
-    usd = costs_of(variant.outcome, variant.costs).usd(MILLION)
-    return None if usd is None else usd["typical"]
-
-
-def _kwh(variant: Variant) -> float | None:
-    return costs_of(variant.outcome, variant.costs).kwh(MILLION)
-
-
-def _feasible(row: _Row) -> bool:
-    return row[0].feasible
 
 
 def _remark(variant: Variant, base: Variant) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots.style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.output.words import (
@@ -26,7 +27,6 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_words,
 )
 from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
-from hdpsim.experiments.studies.meanings import meanings
 from hdpsim.experiments.studies.report import (
     account_table,
     averaging,
@@ -156,7 +156,7 @@ def comparison_table(comparison: Comparison) -> Table[Outcome]:
     columns: tuple[Column[Outcome], ...] = (
         Column("strategy"),
         Column("batches", lambda o: comparison.batches, shown=False),
-        *only_where(_ran, (
+        *only_where(lambda o: o.results, (
             Column("step_s", heading="step", unit="s", format=interval(3), missing="cannot run", ci95=True),
             Column("tokens_per_s", heading="tokens/s", format=interval(), ci95=True),
             Column("tokens_per_s_per_gpu", lambda o: o.tokens_per_s.mean / gpus, heading="tok/s/GPU", format=",.1f"),
@@ -184,23 +184,18 @@ def cost_columns(costs: CostOptions) -> tuple[Column[Outcome], ...]:
         found = costs_of(outcome, costs).usd(MILLION)
         return None if found is None else found[which]
 
+    def kw_per_node(outcome: Outcome) -> float | None:
+        power = costs_of(outcome, costs).power
+        return None if power is None else power.node_w / 1e3
+
     return (
         *(
             Column(f"usd_per_million_tokens{end}", partial(usd, which=which), shown=False)
             for which, end in (("typical", ""), ("low", "_low"), ("high", "_high"))
         ),
         Column("kwh_per_million_tokens", lambda o: costs_of(o, costs).kwh(MILLION), shown=False),
-        Column("kw_per_node", lambda o: _kw_per_node(o, costs), shown=False),
+        Column("kw_per_node", kw_per_node, shown=False),
     )
-
-
-def _kw_per_node(outcome: Outcome, costs: CostOptions) -> float | None:
-    power = costs_of(outcome, costs).power
-    return None if power is None else power.node_w / 1e3
-
-
-def _ran(outcome: Outcome) -> bool:
-    return bool(outcome.results)
 
 
 def resources_table(comparison: Comparison) -> Table[Outcome]:

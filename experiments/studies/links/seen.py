@@ -186,12 +186,8 @@ def _collision_row(seen: SeenLinks, one: Collision) -> dict[str, Any]:
     }
 
 
-def link_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
-    """One row per strategy and link that carries anything."""
-    return [row for seen in several for row in _link_rows(seen)]
-
-
-def _link_rows(seen: SeenLinks) -> Iterator[dict[str, object]]:
+def link_rows(seen: SeenLinks) -> Iterator[dict[str, object]]:
+    """One row per link that carries anything."""
     record, links = seen.record, seen.record.links
     peak, full_s = record.peaks()
     still_s = seen.stood_still_s
@@ -254,7 +250,7 @@ def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
     return (
         OutputFile(
             "links.csv",
-            partial(link_rows, several),
+            lambda: [row for seen in several for row in link_rows(seen)],
             "First batch, one row per strategy and link that carries anything: kind, place (see the names of links in "
             "`docs/explanation/flows.md`), rate, bytes, mean and peak share of the rate, seconds above 95 % of it, "
             "seconds in which a flap held its flows up, and the first link that carries the same all the time.",

@@ -175,11 +175,6 @@ def prepare_numbered(
     return prepare_step(setup.at_step(number), lengths, options, mesh_degree=mesh_degree)
 
 
-def _is_small(setup: Setup) -> bool:
-    """Whether a prepared step is small enough to be sent from one process to another."""
-    return setup.execution.executor == "replay" and setup.execution.network == "independent"
-
-
 def _prepared(
     prepare: Callable[[tuple[int, Lengths]], PreparedStep],
     tasks: Sequence[tuple[int, Lengths]],
@@ -218,7 +213,9 @@ def simulate_many(
     prepare = partial(
         prepare_numbered, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, batches[0])
     )
-    found = _prepared(prepare, tasks, parallel=_is_small(setup) and len(tasks) >= FEWEST_IN_PARALLEL)
+    # only then is a prepared step small enough to be sent from one process to another
+    small = setup.execution.executor == "replay" and setup.execution.network == "independent"
+    found = _prepared(prepare, tasks, parallel=small and len(tasks) >= FEWEST_IN_PARALLEL)
 
     def prepared() -> Iterator[PreparedStep]:
         known: dict[tuple[bytes, int], PreparedStep] = {}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.experiments.output.plots.fabric import draw_fabric, plot_fabric
+from hdpsim.experiments.output.plots.fabric import plot_fabric
+from hdpsim.experiments.output.plots.style import write_figure
 
 GPU = Gpu(
     name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=None, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
@@ -20,7 +21,8 @@ NODE = Node(name="server", gpu=GPU, gpus=4, nics=4, nic_bytes_per_s=50e9, host_m
 @pytest.mark.parametrize(("nodes", "suffix"), [(8, "png"), (512, "svg"), (1, "png")])
 def test_drawings(tmp_path: Path, nodes: int, suffix: str) -> None:
     path = tmp_path / f"fabric.{suffix}"
-    draw_fabric(Cluster(name="test", node=NODE, nodes=nodes, fabric=Fabric(nodes_per_block=2)), path)
+    cluster = Cluster(name="test", node=NODE, nodes=nodes, fabric=Fabric(nodes_per_block=2))
+    write_figure(plot_fabric(cluster), path)
     assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hdpsim.experiments.planning.headroom import shipped_margin
+from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import Space
 from hdpsim.experiments.records.prediction import predict

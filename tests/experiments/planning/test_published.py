@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from hdpsim.experiments.planning.headroom import shipped_margin
+from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.planning.search.evaluation import Question, Task
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import Space, own_value

@@ -73,7 +73,7 @@ def seen() -> SeenLinks:
 
 
 def test_rows_of_links_by_hand(seen: SeenLinks) -> None:
-    rows = {row["link"]: row for row in link_rows([seen])}
+    rows = {row["link"]: row for row in link_rows(seen)}
     for name, gigabytes in (("nic-out:0.0", 75), ("nic-in:1.0", 75), ("nic-out:0.1", 50)):
         assert rows[name]["bytes"] == pytest.approx(gigabytes * 1e9)
         assert rows[name]["mean_load"] == pytest.approx(gigabytes / 100)  # of 50 GB/s in 2 s
@@ -231,7 +231,7 @@ def test_flaps_are_named_and_their_seconds_are_in_the_table(seen: SeenLinks) -> 
         "2 link flaps, longest nic-out:0.0 0.1 s at 0.25 s (nothing moves for 0.5 s), "
         "nic-out:0.1 0.2 s at 1.9 s (nothing moves for 0.4 s)."
     )
-    rows = {row["link"]: row["stood_still_s"] for row in link_rows([with_flaps])}
+    rows = {row["link"]: row["stood_still_s"] for row in link_rows(with_flaps)}
     assert rows["nic-out:0.0"] == pytest.approx(0.5)
     assert rows["nic-out:0.1"] == pytest.approx(0.1)  # the step of 2 s ends before
     assert rows["nic-in:1.0"] == 0.0

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import Sweep, load_sweep, sweep_names
+from hdpsim.experiments.sweeps.file import Sweep, load_sweep
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:
@@ -151,7 +152,7 @@ def test_files_are_looked_for_beside_the_sweep(tmp_path: Path) -> None:
     assert cell.scenario.data.trace == str(tmp_path / "mine.txt")
 
 
-@pytest.mark.parametrize("name", sweep_names())
+@pytest.mark.parametrize("name", names_in(shipped("experiments/data/sweeps")))
 def test_shipped_sweeps_expand(name: str) -> None:
     cells = expand(load_sweep(name))
     assert any(cell.status == "to run" for cell in cells)
