@@ -258,7 +258,7 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
 
     def usd(row: _Row) -> float | None:
         found = costs_of(row[0].outcome, row[0].costs).usd(MILLION)
-        return found and found["typical"]
+        return None if found is None else found["typical"]
 
     def kwh(row: _Row) -> float | None:
         return costs_of(row[0].outcome, row[0].costs).kwh(MILLION)
