@@ -40,7 +40,7 @@ from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.extras import Extras
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.shortcuts.lockstep import (
-    Teams,
+    expanded,
     find_lockstep,
     find_teams,
     plan_of_lone_ranks,
@@ -58,22 +58,26 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     """
     lockstep = find_lockstep(plan, costs, noise)
     if lockstep is not None:
-        return lockstep.expanded(replay_lone_ranks(costs, lockstep.counts))
+        counts, stands_for = lockstep
+        return expanded(replay_lone_ranks(costs, counts), stands_for)
     teams = _teams(plan, costs, noise)
-    return _run(plan, costs, noise) if teams is None else teams.expanded(_run(teams.plan, costs, None))
+    if teams is None:
+        return _run(plan, costs, noise)
+    small, stands_for = teams
+    return expanded(_run(small, costs, None), stands_for)
 
 
 def replay_step_s(plan: Plan, costs: StepCosts) -> float:
     """Seconds of the step that run_replay plays, which says where they went besides."""
     lockstep = find_lockstep(plan, costs, None)
     if lockstep is not None:
-        return replay_lone_ranks(costs, lockstep.counts).step_s
+        return replay_lone_ranks(costs, lockstep[0]).step_s
     teams = _teams(plan, costs, None)
-    program = compile_program(plan if teams is None else teams.plan, costs, None)
+    program = compile_program(plan if teams is None else teams[0], costs, None)
     return _timeline(program).step_end.step_s
 
 
-def _teams(plan: Plan, costs: StepCosts, noise: Noise | None) -> Teams | None:
+def _teams(plan: Plan, costs: StepCosts, noise: Noise | None) -> tuple[Plan, Ints] | None:
     # Members of several kinds are not alike, and who meets others in every layer is no team of its own.
     apart = costs.members is None and (costs.meeting_ranks == 1 or costs.alike)
     return find_teams(plan, noise) if apart else None

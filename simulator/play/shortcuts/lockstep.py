@@ -9,7 +9,7 @@ Where micro-batches differ, ranks that share all of theirs with the same others 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,28 +19,14 @@ from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution, Noise
 
 
-@dataclass(frozen=True, slots=True)
-class Lockstep:
-    """A small plan that stands for a large one.
-
-    Attributes:
-        counts: slots of each rank of the small plan: one rank for each number of slots that occurs; nothing is shared.
-        ranks: of the large plan.
-        stands_for: [ranks]: the rank of the small plan that does what each rank does; None = the only one.
-    """
-
-    counts: Ints
-    ranks: int
-    stands_for: Ints | None
-
-    def expanded(self, execution: Execution) -> Execution:
-        """The large plan's execution from the small one's."""
-        accounts, _, stages = execution.account_s.shape
-        if self.stands_for is None:
-            account_s = np.broadcast_to(execution.account_s, (accounts, self.ranks, stages))
-        else:
-            account_s = execution.account_s[:, self.stands_for]
-        return replace(execution, account_s=account_s)
+def expanded(small: Execution, stands_for: Ints) -> Execution:
+    """The execution of a plan from that of a *small* one; *stands_for*: which of its ranks does what each rank does."""
+    accounts, ranks, stages = small.account_s.shape
+    if ranks == 1:  # a view
+        account_s = np.broadcast_to(small.account_s, (accounts, len(stands_for), stages))
+    else:
+        account_s = small.account_s[:, stands_for]
+    return replace(small, account_s=account_s)
 
 
 def plan_of_lone_ranks(counts: Ints) -> Plan:
@@ -63,17 +49,21 @@ def plan_of_lone_ranks(counts: Ints) -> Plan:
     )
 
 
-def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> Lockstep | None:
-    """What the ranks of *plan* do that all do the same, or None where they may wait for each other."""
+def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> tuple[Ints, Ints] | None:
+    """What the ranks of *plan* do that all do the same, or None where they may wait for each other.
+
+    Returns:
+        The slots of lone ranks, one for each number of slots that occurs, and of every rank which stands for it.
+    """
     if noise is not None or not costs.alike:
         return None
     slots = plan.order_offsets[1:] - plan.order_offsets[:-1]
     if not (plan.in_step or members_in_step(plan, slots)):
         return None
-    counts, stands_for = slots[:1], None
-    if (slots != slots[0]).any():
-        counts, stands_for = np.unique(slots, return_inverse=True)
-    return Lockstep(counts, plan.ranks, stands_for)
+    if (slots == slots[0]).all():
+        return slots[:1], np.zeros_like(slots)
+    counts, stands_for = np.unique(slots, return_inverse=True)
+    return counts, stands_for
 
 
 def members_in_step(plan: Plan, slots: Ints) -> bool:
@@ -86,25 +76,12 @@ def members_in_step(plan: Plan, slots: Ints) -> bool:
     return not any(len(entries.apart(value)) for value in (entries.slot, slots[entries.rank]))
 
 
-@dataclass(frozen=True, slots=True)
-class Teams:
-    """A plan of one rank of each team, which stands for a plan whose micro-batches all belong to teams.
+def find_teams(plan: Plan, noise: Noise | None) -> tuple[Plan, Ints] | None:
+    """The teams of a plan, or None where ranks share micro-batches with different others, or none at all.
 
-    Attributes:
-        plan: of one rank of each team; nothing is shared.
-        stands_for: [ranks]: the rank of that plan that does what each rank does.
+    Returns:
+        A plan of one rank of each team, in which nothing is shared, and of every rank which stands for it.
     """
-
-    plan: Plan
-    stands_for: Ints
-
-    def expanded(self, execution: Execution) -> Execution:
-        """The large plan's execution from the small one's."""
-        return replace(execution, account_s=execution.account_s[:, self.stands_for])
-
-
-def find_teams(plan: Plan, noise: Noise | None) -> Teams | None:
-    """The teams of a plan, or None where ranks share micro-batches with different others, or none at all."""
     slots = np.diff(plan.order_offsets)
     if noise is not None or len(plan.member_ranks) == plan.micro_batches:  # nothing is shared
         return None
@@ -131,4 +108,4 @@ def find_teams(plan: Plan, noise: Noise | None) -> Teams | None:
         order_offsets=offsets_of(slots[leads]),
         rank_capacity_tokens=None,
     )
-    return Teams(small, stands_for)
+    return small, stands_for

@@ -160,7 +160,7 @@ def test_one_rank_of_a_team_says_what_all_do(
         plan = with_holes(plan)
     teams = find_teams(plan, None)
     assert teams is not None
-    assert len(teams.plan.order_offsets) - 1 == len(groups) + (degree - 1) * groups.count(0)
+    assert len(teams[0].order_offsets) - 1 == len(groups) + (degree - 1) * groups.count(0)
     played, engine = run_replay(plan, priced), run_engine(plan, priced)
     assert played.step_s == pytest.approx(engine.step_s, rel=1e-12)
     np.testing.assert_allclose(played.account_s, engine.account_s, rtol=1e-9, atol=1e-9)
