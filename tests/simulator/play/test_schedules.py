@@ -122,15 +122,18 @@ def test_impossible_shapes(shape: tuple[int, int, int, int]):
 @pytest.mark.parametrize("place", [0.0, 0.37, 1.0])
 def test_few_slots_take_no_more_for_many_stages(schedule: Schedule, chunks: int, place: float):
     """A plan of p stages asks for p orders: one that takes memory (and time) by p would make it quadratic."""
-    peaks = []
-    for stages in (100, 10_000):
-        stage = round(place * (stages - 1))
+
+    def peak(stages: int) -> int:
         tracemalloc.start()
-        order = stage_order(schedule, stages, chunks, stage, 5)
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        order = stage_order(schedule, stages, chunks, round(place * (stages - 1)), 5)
+        found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(order.op) == 5 * chunks * (3 if schedule.startswith("zb") else 2)
-    assert peaks[1] < 2 * peaks[0] + 20_000
+        return found
+
+    # the least of three: whatever else allocates beside it is counted along
+    few, many = (min(peak(stages) for _ in range(3)) for stages in (100, 10_000))
+    assert many < 2 * few + 20_000
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 2), ("interleaved", 3), ("zb-v", 2)])
