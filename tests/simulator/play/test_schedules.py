@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.simulator.play.pipeline import schedules
 from hdpsim.simulator.play.pipeline.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -124,6 +125,8 @@ def test_few_slots_take_no_more_for_many_stages(schedule: Schedule, chunks: int,
     """A plan of p stages asks for p orders: one that takes memory (and time) by p would make it quadratic."""
 
     def peak(stages: int) -> int:
+        stage_order.cache_clear()
+        schedules._in_turn.cache_clear()
         tracemalloc.start()
         order = stage_order(schedule, stages, chunks, round(place * (stages - 1)), 5)
         found = tracemalloc.get_traced_memory()[1]
