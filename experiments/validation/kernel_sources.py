@@ -17,7 +17,7 @@ from hdpsim.yaml_loader import load_yaml
 
 _FILE = shipped("experiments/data/kernel_sources.yaml")
 _COLUMNS = ("kind", "dtype", "source", "notes", "n_nodes", "head_dim")
-_OF_A_NETWORK = {"nic_efficiency", "nccl_before_2_18", "p2p_ll_by_channel"}
+_OF_A_NETWORK = {"nic_efficiency", "nccl_before_2_18"}
 """Nothing else may be said of a source's network: latencies could only be read off the rows that they would serve."""
 
 
