@@ -35,7 +35,7 @@ _REASONS: Mapping[str, str] = {
     "layout.cuda_graphs": _HOST,
     "layout.launch_blocking": _HOST,
     "layout.checked_collectives": _HOST,
-    "layout.attention_kernel": "flash is the same kernel on this GPU",
+    "layout.attention_kernel": "flash is the same kernel for these heads on this GPU",
     "layout.cp": "auto gives the same degree",
     "layout.rank_capacity": "auto gives the same capacity",
     "data.loader": _READY,

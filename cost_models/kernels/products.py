@@ -218,7 +218,7 @@ class KernelRate(NamedTuple):
                 forward, backward = cal.mxfp8_attention_rate, cal.mxfp8_attention_backward_rate
                 return cls(forward, backward, forward, windowed_backward=False)
             case "cudnn2025":
-                return cls(backward=cal.cudnn2025_rate)
+                return cls(backward=cal.cudnn2025_rate if head_dim > REFERENCE_HEAD_DIM else 1.0)
             case "flash" | "unfused":
                 return BEST_KERNEL
             case _:

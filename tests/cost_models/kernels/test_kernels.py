@@ -236,7 +236,9 @@ class TestAttention:
         assert narrow == pytest.approx(5 / 6 * PEAK / 2)
 
     def test_the_kernel_of_2025_is_slower_backward_alone(self) -> None:
-        older = KernelRate.of("cudnn2025", replace(IDEAL, cudnn2025_rate=0.5))
+        slow = replace(IDEAL, cudnn2025_rate=0.5)
+        assert KernelRate.of("cudnn2025", slow, 128) == KernelRate.of("flash", slow)
+        older = KernelRate.of("cudnn2025", slow, 160)
         gpu = replace(GPU, exponentials=2.0)  # its forward gains by them as the best kernel does
         cal = replace(IDEAL, attention_half_tokens=1000, attention_half_head_dim=64.0)
         for side, times in ((False, 1.0), (True, 2.0)):
