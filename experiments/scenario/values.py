@@ -227,15 +227,18 @@ def number(allowed: Range) -> Parser:
 
 
 def choice(options: tuple[str, ...]) -> Parser:
-    """A parser of one of these words."""
+    """A parser of one of these words; false is `none` where that is one, as in files from when a key was a switch."""
+    off = (False,) if "none" in options else ()
 
     def parse(value: object) -> str:
+        if off and value is False:
+            return "none"
         if value in options:
             return str(value)
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
         raise ValueError(f"{shown(value)} is not one of {', '.join(options)}{hint}")
 
-    return Parser(read=parse, words=", ".join(options), schema=_enum(options), choices=options)
+    return Parser(read=parse, words=", ".join(options), schema=_enum((*options, *off)), choices=options)
 
 
 def or_word(word: str, parse: Parser) -> Parser:

@@ -50,6 +50,13 @@ def test_defaults_are_those_of_the_schema() -> None:
     assert scenario.calibration.name == scenario.cluster.gpu.calibration
 
 
+def test_false_is_none_where_that_is_a_word_and_only_there() -> None:
+    assert {KEYS[key].parse(False) for key in ("memory.rotary_tables", "layout.recompute")} == {"none"}
+    for key, value in (("memory.rotary_tables", True), ("layout.attention_kernel", False)):
+        with pytest.raises(ValueError, match="is not one of"):
+            KEYS[key].parse(value)
+
+
 def test_a_batch_may_be_a_number_of_sequences() -> None:
     scenario = resolve_scenario(load_yaml(GOOD.replace("1M tokens", "64 sequences")))
     assert (scenario.data.batch.sequences, scenario.data.batch.tokens) == (64, None)
