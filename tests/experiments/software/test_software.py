@@ -262,6 +262,27 @@ def test_latent_attention_on_blackwell_has_a_faster_backward_since_2026(
     assert scenario.layout.kernels.attention == kernel
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "kernel"),
+    [
+        ("gpt-oss-120b", "gb200", "26.06", "mxfp8"),
+        ("gpt-oss-120b", "gb200", "26.04", "flash"),
+        ("gpt-oss-120b", "b200-180gb", "26.06", "flash"),
+        ("qwen3-30b-a3b", "b200-180gb", "26.06", "mxfp8"),
+        ("deepseek-v3", "gb300", "26.06", "mxfp8"),
+        ("deepseek-v3", "gb200", "26.06", "flash"),
+    ],
+)
+def test_recipes_of_mixtures_have_attention_in_mxfp8_where_the_release_has_it(
+    model: str, gpu: str, release: str, kernel: str
+) -> None:
+    node = f"{'nvl72' if gpu.startswith('gb') else 'hgx'}-{gpu}"
+    said = {"software": f"megatron-bridge {release}", "model": model, "layout.precision": "mxfp8"}
+    said |= {"cluster.node": node, "cluster.gpus": "72"}
+    scenario = load_scenario("quickstart-8gpu", tuple(f"{key}={value}" for key, value in said.items()))
+    assert scenario.layout.kernels.attention == kernel
+
+
 def test_what_a_scenario_writes_wins_over_its_software() -> None:
     plain = load_scenario("quickstart-8gpu", ("software=torchtitan 2.8",))
     assert (plain.layout.kernels.attention, plain.layout.kernels.fused) == ("flash2", False)
