@@ -257,8 +257,7 @@ def _attention_casts(model: Model, layout: Layout) -> list[tuple[EagerPasses, fl
     if layout.kernels.attention != "mxfp8" or not parts_of(model).attention:
         return []
     heads = AttentionHeads.of(model, layout)
-    keys = heads.heads if model.latent_attention else heads.kv_heads
-    read = heads.heads * heads.query_dim + keys * (heads.query_dim + heads.value_dim)
+    read = heads.heads * heads.query_dim + heads.kv_heads * (heads.query_dim + heads.value_dim)
     return [
         (EagerPasses(NARROW_ATTENTION, NOTHING), read),
         (EagerPasses(NOTHING, NARROW_ATTENTION), heads.heads * heads.value_dim),

@@ -72,6 +72,7 @@ def test_many_communicators_may_not_fit() -> None:
 
 
 def test_what_groups_cost_is_weighed_against_what_they_save() -> None:
-    """Many groups took 0.2 s to make where their step was a tenth of that shorter."""
-    steps = {name: simulate_step(setup("per-group", name=name), LENGTHS).step_s for name in NAMES}
+    """Groups of three sizes make the step shorter by less than it takes to make them."""
+    lengths = np.array([4096, 4000, 3000, 2500, 2000, *[1000] * 8])
+    steps = {name: simulate_step(setup("per-group", name=name), lengths).step_s for name in NAMES}
     assert steps["hdp-opt"] <= min(steps.values()) * 1.005

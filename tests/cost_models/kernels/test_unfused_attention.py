@@ -12,6 +12,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.attention.pack_sharding import Cut
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.groups import AttentionKernel
 from hdpsim.cost_models.layout.layout import Layout
@@ -90,6 +91,21 @@ def test_attention_in_mxfp8_has_rates_of_its_own_and_a_backward_without_windows(
             assert seconds == pytest.approx(whole / rate, rel=1e-12)
     with pytest.raises(InfeasibleError, match="has no tensor cores for it"):
         alone(Layout(attention_kernel="mxfp8"), gpu=replace(GPU, fp4_flop_per_s=None))
+
+
+def test_the_longest_row_of_a_backward_without_windows_meets_all_keys() -> None:
+    gpu, where = replace(GPU, fp4_flop_per_s=4 * PEAK), ideal_cluster()
+    windowed, one = replace(MODEL, sliding_window=256), np.array([1.0])
+    cost = AttentionCost(
+        windowed, Layout(attention_kernel="mxfp8"), gpu, IDEAL, FabricModel(where, IDEAL.network)
+    )
+    cut = Cut(tokens=np.array([S]), group_size=one, ranks=one, slices=one)
+    # of one second: 2,048 of 2,048^2 / 2 pairs in each head; with the window 256 of 256 (2,048 - 256 / 2) pairs or so
+    forward, backward = (
+        float(cost.segments.longest_row_s(one, cut, backward=side)[0]) * HEADS for side in (False, True)
+    )
+    assert backward == pytest.approx(2 / S)
+    assert forward == pytest.approx(1 / (S - 128), rel=1e-3)
 
 
 @pytest.mark.parametrize(("backward", "slowdown"), [(False, 1.4), (True, 2.0)])

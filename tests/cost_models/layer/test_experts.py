@@ -13,7 +13,11 @@ from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s, parts_of_a_token
+from hdpsim.cost_models.layer.experts import (
+    ExpertParallel,
+    beside_the_other_micro_batch_s,
+    parts_of_a_token,
+)
 from hdpsim.cost_models.layer.host import (
     HostTime,
     backward_launches,
@@ -166,6 +170,17 @@ class TestFusedDispatch:
         sent = 2 * rows * 4096 * 2 * parts_of_a_token(512, 22, ranks) * (1 - 1 / ranks) / NVLINK
         map_s = ranks * rows * 512 * ((1 - 1 / ranks) / NVLINK + 1 / rack.gpu.hbm_bytes_per_s)
         assert all_to_all_s(512) == pytest.approx(sent + map_s / 2, rel=1e-9)
+
+    def test_routing_maps_of_several_racks_are_gathered_over_the_network(self) -> None:
+        servers = ideal_cluster()
+        racks = replace(servers, node=replace(servers.node, gpus=32, nics=32), nodes=2)
+        collectives = Collectives(FabricModel(racks, IDEAL.network))
+        experts = ExpertParallel(MIXTRAL, Layout(ep=64, expert_dispatch="fused"), IDEAL, collectives)
+        map_bytes = 64 * T * 8
+        gathered_s = collectives.all_gather_s(map_bytes, collectives.group(64))
+        read_s = map_bytes / racks.gpu.hbm_bytes_per_s
+        assert experts._routing_maps_s(np.array([T])) == pytest.approx(gathered_s + read_s)
+        assert gathered_s > map_bytes * 63 / 64 / NVLINK
 
 
 class TestLaunchesOfExperts:

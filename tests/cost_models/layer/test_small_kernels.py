@@ -64,6 +64,8 @@ def test_lean_gradients_read_what_they_need() -> None:
     assert backward(GPT, lean_gradients=True) == 2 * (3 + 3) * HIDDEN + 3 * FFN
     dropout = replace(GPT, dropout=True)  # gradient, a mask of one byte, written
     assert backward(dropout, lean_gradients=True) - backward(GPT, lean_gradients=True) == 2 * 2.5 * HIDDEN
+    parallel = replace(MODEL, parallel_block=True)  # one norm, whose output and input are read twice
+    assert by_hand - backward(parallel, lean_gradients=True) == 3 * HIDDEN
     normed = replace(MODEL, qk_norm=True)
     assert backward(normed, lean_gradients=True) == by_hand + 3 * (HEADS + KV_HEADS) * 128
     separate = (backward(MODEL, fused_kernels=False, lean_gradients=lean) for lean in (False, True))
@@ -231,6 +233,12 @@ def test_attention_in_mxfp8_transposes_and_casts_what_it_reads() -> None:
     per_element = 2 + 5.3 / 2
     assert narrow.passes - plain.passes == pytest.approx(per_element * (HEADS + 2 * KV_HEADS) * 128 / 2)
     assert narrow.passes_backward - plain.passes_backward == pytest.approx(per_element * HEADS * 128 / 2)
+    parts = LatentAttention(
+        q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    latent = replace(MODEL, latent_attention=parts)  # keys and values of every head
+    wide, usual = (passes(latent, Layout(attention_kernel=kernel)) for kernel in ("mxfp8", "flash"))
+    assert wide - usual == pytest.approx(per_element * HEADS * (2 * 192 + 128))
 
 
 def test_norms_activation_and_clamps_run_again() -> None:

@@ -190,6 +190,18 @@ def test_buffers_come_back_late_where_steps_are_slow() -> None:
         assert later_s == pytest.approx(chunks * 20e-6 + latency_s)
 
 
+def test_the_nics_of_a_gpu_are_one_to_nccl() -> None:
+    """p5's 32 of 100 Gbit/s are the 8 of 400 of other servers."""
+    several, one = (
+        Collectives(FabricModel(catalog.cluster_of(catalog.node(name), 16), HOPPER_NETWORK))
+        for name in ("p5-h100-80gb", "hgx-h100-80gb")
+    )
+    tuners = [this.tuner(this.group(16)) for this in (several, one)]
+    assert tuners[0].nics == tuners[1].nics == 8
+    assert tuners[0].nic_bytes_per_s == pytest.approx(tuners[1].nic_bytes_per_s)
+    assert tuners[0].wires.tree_channels == tuners[1].wires.tree_channels
+
+
 @given(sizes, st.floats(1.0, 4.0), st.integers(1, 20), st.integers(1, 32))
 def test_chunks_are_of_32_to_512_kib(size: float, factor: float, steps: int, channels: int) -> None:
     wires = replace(
