@@ -280,8 +280,12 @@ def cluster_of_size(cluster: Cluster, gpus: int) -> Cluster:
         )
         return replace(cluster, node=part, nodes=1)
     if gpus % node.gpus:
+        used = max(some for some in range(1, node.gpus) if gpus % some == 0)
+        nics = max(1, round(node.nics * used / node.gpus))
+        cut = f"; or use {used} GPUs of each: cluster.node.gpus={used} and cluster.node.nics={nics}"
+        below = gpus // node.gpus * node.gpus
         raise InfeasibleError(
             f"gpus: {gpus} GPUs are not a whole number of {node.name} nodes of {node.gpus} GPUs; "
-            f"nearest: {gpus // node.gpus * node.gpus} or {(gpus // node.gpus + 1) * node.gpus}"
+            f"nearest: {below} or {below + node.gpus}{cut if 2 * used >= node.gpus else ''}"
         )
     return replace(cluster, nodes=gpus // node.gpus)

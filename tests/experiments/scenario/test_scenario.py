@@ -216,6 +216,10 @@ def test_a_document_that_is_no_mapping_is_a_scenario_error(text: str) -> None:
 
 INFEASIBLE = {
     "GPUs and node": (("gpus=20",), "whole number of"),
+    "GPUs and racks": (
+        ("cluster.node=nvl72-gb200", "gpus=256"),
+        "cluster.node.gpus=64 and cluster.node.nics=64",
+    ),
     "GPUs and TP x PP": (("layout.pp=3",), "do not divide by tp x pp"),
     "heads": (("layout.tp=3", "gpus=24"), "32 attention heads"),
     "more stages than layers": (("layout.pp=64", "gpus=128"), "more than the 32 layers"),
