@@ -23,7 +23,8 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
 
     The mesh has the degree that layout.cp states, else the smallest that holds the context. Counted: packs longer than
     the context where a group's memory allows them, as in the paper. Whether a group cuts a pack or its documents, its
-    price decides (layout.cp_sharding); work is that by document.
+    price decides (layout.cp_sharding); work is that by document. Documents are not padded to chunks: what is over goes
+    round the ranks.
     Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch).
     Source: WLB-LLM, arXiv 2503.17924, section 4.
     """

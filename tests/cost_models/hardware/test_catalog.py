@@ -136,6 +136,13 @@ def test_an_entry_can_start_from_a_shipped_one() -> None:
         read(catalog.model_entry, {"like": "llama-8"})
 
 
+def test_superchips_have_the_host_of_their_name() -> None:
+    """GB and GH: Grace, which takes its time to launch in every node."""
+    for node in map(catalog.node, catalog.names("node")):
+        grace = node.gpu.name.startswith(("gb", "gh"))
+        assert (node.arm_host, node.host_time == 1.15) == (grace, grace), node.name
+
+
 def test_a_cluster_is_sized_by_nodes_or_by_gpus() -> None:
     assert read(catalog.cluster_entry, {"node": "hgx-h100", "gpus": 64}).nodes == 8
     assert read(catalog.cluster_entry, {"node": "hgx-h100", "nodes": 2}).gpus == 16
