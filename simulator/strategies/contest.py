@@ -29,7 +29,8 @@ class Contest:
 
     def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float, *, reorders: bool = False) -> None:
         """Start with *plan*, which ends at *end_s*; *reorders*: few micro-batches may run in the opposite order."""
-        self._problem, self.best, self.end_s = problem, plan, end_s
+        self._problem, self.best = problem, plan
+        self.end_s = end_s + communicators_s(problem.options, problem.cost, plan)
         self._reorders = reorders and problem.in_slots
         self._judged = False
         self._seen: set[bytes] = set()

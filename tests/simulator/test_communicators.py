@@ -10,11 +10,13 @@ from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reliability.startup import REDIS_REQUEST_S
-from hdpsim.simulator.communicators import ring_groups
+from hdpsim.simulator.communicators import communicators_s, ring_groups
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.run.prepared import prepare_step
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.strategies.contest import Contest
 
 # Two sequences of four ranks, one of two, and short ones: on 8 ranks of TP 2
 NAMES = ("hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm")
@@ -76,3 +78,10 @@ def test_what_groups_cost_is_weighed_against_what_they_save() -> None:
     lengths = np.array([4096, 4000, 3000, 2500, 2000, *[1000] * 8])
     steps = {name: simulate_step(setup("per-group", name=name), lengths).step_s for name in NAMES}
     assert steps["hdp-opt"] <= min(steps.values()) * 1.005
+
+
+def test_a_plan_that_nobody_judged_yet_ends_after_its_groups_are_made() -> None:
+    plan, problem, _ = plan_batch(setup("per-group"), LENGTHS)
+    made_s = communicators_s(problem.options, problem.cost, plan)
+    assert made_s > 0.0
+    assert Contest(problem, plan, 1.0).end_s == 1.0 + made_s
