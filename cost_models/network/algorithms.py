@@ -36,6 +36,9 @@ _SIMPLE_CHUNK_BYTES = (
 )  # enqueue.cc: a tree's least chunk; NCCL_SIMPLE_THREAD_THRESHOLD 64 B x 512 threads
 _SLOTS = 8  # NCCL_STEPS
 _SIMPLE_SLICE_BYTES = 4 * 1024 * 1024 / _SLOTS  # of NCCL_BUFFSIZE
+_LL128_SLICE_BYTES = (
+    120 * 640 * 8 * 15 / 16
+)  # NCCL_LL128_ELEMS_PER_THREAD x _MAX_NTHREADS x 8 B, of which 120 in 128
 _NVLS_CHUNK_BYTES, _NVLS_CHANNELS, _MANY_NODES = 128 * 1024, 16, 4
 TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 TREE_LL_DIVISOR = 3.8  # tuning.cc
@@ -269,13 +272,9 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     elif protocol is LL128:
         bytes_per_s *= TREE_LL128_SHARE[wires.nodes > 1]
     if protocol is not LL and wires.nodes > 1 and wires.ring_step_s:
-        steps, share = (
-            wires.ranks / wires.nodes - 1 + depth,
-            1.0 if protocol is SIMPLE else TREE_LL128_SHARE[1],
-        )
-        time_s: Floats = (
-            latency_s + 2 * sizes / (share * wires.tree_bytes_per_s) + slots_s(sizes, wires, steps)
-        )
+        share = 1.0 if protocol is SIMPLE else TREE_LL128_SHARE[1]
+        time_s: Floats = latency_s + 2 * sizes / (share * wires.tree_bytes_per_s)
+        time_s = time_s + slots_s(sizes, wires, protocol)
     else:
         table = TREE_CORRECTION[protocol.name]
         correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
@@ -288,21 +287,29 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
     )
 
 
-def slots_s(bytes_total: Floats, wires: Wires, steps: float) -> Floats:
-    """What a tree waits for free buffers on a transport with slow steps: with Simple, and LL128 as if it were that.
+def slots_s(bytes_total: Floats, wires: Wires, protocol: Protocol) -> Floats:
+    """What a tree of Simple or LL128 waits for free buffers on a transport with slow steps.
 
         t = chunks of a channel x 2 steps over the network / 8
 
     Counted: a connection has 8 buffers of a chunk each, and one is free again when its chunk is there and word of that
-        back. Chunks are halved from 512 KiB: to 128 KiB while a channel has fewer than 8 x *steps* of them, to 64 KiB
-        below 4 x *steps*, to 32 KiB below *steps*.
+        back. Chunks are halved. Simple, d steps from end to end: from 512 KiB to 128 while a channel has fewer than 8 d
+        of them, to 64 below 4 d, to 32 below d. LL128, r ranks on each of N nodes, n = 1 + log2 N + r / 10: from
+        562 KiB to 70 below 64 n / r, to 18 below 16 n / r.
     Ignored: up to twice as many chunks right before their size changes, so that more bytes never take less time.
     Source: NVIDIA/nccl to 2.19, src/enqueue.cc (computeColl, lastChunkSize), NCCL_STEPS, NCCL_BUFFSIZE. All-reduces of
-        8 B to 2 GiB between two p4de agree to 12 % (aws-samples); their step was read off those of 8 B.
+        8 B to 2 GiB between two p4de agree to 12 % (aws-samples; Simple); their step was read off those of 8 B.
     """
-    largest = bytes_total / wires.tree_channels / _SIMPLE_SLICE_BYTES
-    chunks = np.maximum(8 * steps, largest)
-    for halved, fewest in ((4, 4 * steps), (8, steps), (16, 0.0)):
+    of_node, depth = wires.ranks / wires.nodes, int(math.log2(wires.nodes))
+    if protocol is SIMPLE:
+        steps = of_node - 1 + depth
+        slice_bytes, fewest_of = _SIMPLE_SLICE_BYTES, {1: 8 * steps, 4: 4 * steps, 8: steps, 16: 0.0}
+    else:
+        steps = (1 + depth + 0.1 * of_node) / of_node
+        slice_bytes, fewest_of = _LL128_SLICE_BYTES, {1: 64 * steps, 8: 16 * steps, 32: 0.0}
+    largest = bytes_total / wires.tree_channels / slice_bytes
+    chunks = np.full_like(largest, np.inf)
+    for halved, fewest in fewest_of.items():
         chunks = np.maximum(fewest, np.minimum(halved * largest, chunks))
     waits_s: Floats = chunks * 2 * wires.ring_step_s / _SLOTS
     return waits_s

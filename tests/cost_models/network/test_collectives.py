@@ -15,6 +15,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.network.algorithms import (
     LL,
+    LL128,
     PROTOCOLS,
     SIMPLE,
     Protocol,
@@ -181,7 +182,11 @@ def test_buffers_come_back_late_where_steps_are_slow() -> None:
     # 8 steps from end to end. A channel's 128 KiB are 4 chunks of 32 KiB, 512 KiB 8 of 64, 4 MiB 32 of 128, 64 MiB 128
     # of 512; each waits 2 x 80 / 8 us
     sizes = np.array([2.0**17, 2.0**19, 2.0**22, 2.0**26]) * 8
-    assert slots_s(sizes, wires, 8) == pytest.approx(np.array([4, 8, 32, 128]) * 20e-6)
+    assert slots_s(sizes, wires, SIMPLE) == pytest.approx(np.array([4, 8, 32, 128]) * 20e-6)
+    # LL128, n = 1 + 1 + 0.8: 64 n / 8 = 22.4 and 5.6 chunks. Of 576,000 B a channel's 72,000 B are 4 of 18,000,
+    # 288,000 B stay at 5.6, 720,000 B are 10 of 72,000, 5.76 MB stay at 22.4, 57.6 MB are 100
+    lines = np.array([72e3, 288e3, 720e3, 5.76e6, 57.6e6]) * 8
+    assert slots_s(lines, wires, LL128) == pytest.approx(np.array([4, 5.6, 10, 22.4, 100]) * 20e-6)
     # NVLS: 1 GiB are 64 chunks of 128 KiB for each of 8 ranks on each of 16 channels, of four nodes twice as many
     for nodes, chunks in ((2, 64), (4, 128)):
         slow, fast = (replace(this, nodes=nodes, ring_step_s=step_s) for step_s in (80e-6, 0.0))
@@ -202,15 +207,16 @@ def test_the_nics_of_a_gpu_are_one_to_nccl() -> None:
     assert tuners[0].wires.tree_channels == tuners[1].wires.tree_channels
 
 
-@given(sizes, st.floats(1.0, 4.0), st.integers(1, 20), st.integers(1, 32))
-def test_chunks_are_of_32_to_512_kib(size: float, factor: float, steps: int, channels: int) -> None:
-    wires = replace(
-        collectives().wires(shape(2, 8)), ring_step_s=4.0, tree_channels=channels
-    )  # one second a chunk
-    chunks, more = slots_s(np.array([size, factor * size]), wires, steps)
-    assert size / channels / 2**19 <= chunks * (1 + 1e-12)
-    assert chunks <= size / channels / 2**15 * (1 + 1e-12)
-    assert more >= chunks
+@given(sizes, st.floats(1.0, 4.0), shapes.filter(lambda group: group.nodes > 1), st.integers(1, 32))
+def test_chunks_have_the_sizes_of_their_protocol(
+    size: float, factor: float, group: GroupShape, channels: int
+) -> None:
+    wires = replace(collectives().wires(group), ring_step_s=4.0, tree_channels=channels)  # one second a chunk
+    for protocol, least, most in ((SIMPLE, 2**15, 2**19), (LL128, 18_000, 576_000)):
+        chunks, more = slots_s(np.array([size, factor * size]), wires, protocol)
+        assert size / channels / most <= chunks * (1 + 1e-12)
+        assert chunks <= size / channels / least * (1 + 1e-12)
+        assert more >= chunks
 
 
 def test_messages_of_several_channels_start_later() -> None:
