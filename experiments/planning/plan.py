@@ -347,7 +347,8 @@ def why(found: Found) -> str:
             f"{_with_what(found, best, found.own)}.{_from(best, found.own)}"
         )
     else:
-        lines.append("Nothing that was tried is better than the scenario as it is.")
+        tried = "" if found.complete else f" (the search did not end; replayed: {len(found.evaluated):,})"
+        lines.append(f"Nothing that was tried{tried} is better than the scenario as it is.")
     if found.on_paper:
         one = found.on_paper[0]
         gain = one.tokens_per_s / best.tokens_per_s

@@ -445,6 +445,7 @@ def test_time_that_is_up_keeps_what_was_found() -> None:
     found = search(small(), Space(), budget_s=0.0)
     assert not found.complete
     assert found.best == [found.own]
+    assert "Nothing that was tried (the search did not end; replayed: 1) is better" in why(found)
 
 
 @pytest.mark.slow
