@@ -28,17 +28,14 @@ _LL_MORE_NODES_BYTES_PER_S = 20.4e9  # tuning.cc llMaxBws, three and more nodes
 RING_SIMPLE_LATENCY_FACTOR = 1.4  # tuning.cc: multi-node ring all-reduce with Simple, Ampere and later
 # NCCL_LL_THREAD_THRESHOLD x LL threads: fewer bytes (times ranks on a ring), one channel
 LL_CHANNEL_BYTES = 8.0 * 512
-_CHANNELS = (
-    24  # of 8 H100s: "24 coll channels" in NCCL's log, 12 rings of 30 GB/s, each cut in two (A100: 12 of 20)
-)
-_SIMPLE_CHUNK_BYTES = (
-    32 * 1024
-)  # enqueue.cc: a tree's least chunk; NCCL_SIMPLE_THREAD_THRESHOLD 64 B x 512 threads
+# of 8 H100s: "24 coll channels" in NCCL's log, 12 rings of 30 GB/s, each cut in two (A100: 12 of 20)
+_CHANNELS = 24
+# enqueue.cc: a tree's least chunk; NCCL_SIMPLE_THREAD_THRESHOLD 64 B x 512 threads
+_SIMPLE_CHUNK_BYTES = 32 * 1024
 _SLOTS = 8  # NCCL_STEPS
 _SIMPLE_SLICE_BYTES = 4 * 1024 * 1024 / _SLOTS  # of NCCL_BUFFSIZE
-_LL128_SLICE_BYTES = (
-    120 * 640 * 8 * 15 / 16
-)  # NCCL_LL128_ELEMS_PER_THREAD x _MAX_NTHREADS x 8 B, of which 120 in 128
+# NCCL_LL128_ELEMS_PER_THREAD x _MAX_NTHREADS x 8 B, of which 120 in 128
+_LL128_SLICE_BYTES = 120 * 640 * 8 * 15 / 16
 _NVLS_CHUNK_BYTES, _NVLS_CHANNELS, _MANY_NODES = 128 * 1024, 16, 4
 TREE_SHARE = 0.92  # tuning.cc: tree all-reduce against ring bus bandwidth
 TREE_LL_DIVISOR = 3.8  # tuning.cc
