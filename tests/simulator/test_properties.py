@@ -63,8 +63,9 @@ def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
     if strategy.name == "static":
         strategy = replace(strategy, name="hdp-opt")
     result = simulate_step(replace(task.setup, strategy=strategy), task.lengths)
-    # hdp-opt may find that a static mesh is best: that is planned against no ideal.
-    assert result.plan_ideal_s > 0 or result.notes[1].startswith("static mesh")
+    # hdp-opt may find that a static mesh or another strategy's plan is best: these are planned against no ideal.
+    own = strategy.name != "hdp-opt" or result.notes[1].startswith("largest group")
+    assert result.plan_ideal_s > 0 or not own
     assert result.step_s - epilogue_s(result) >= result.plan_ideal_s * (1 - 1e-9)
     if strategy.name == "hdp-opt" and strategy.balancing:
         assert result.makespan_s >= result.plan_ideal_s * (1 - 1e-9)
