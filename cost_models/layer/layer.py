@@ -178,13 +178,18 @@ class LayerCost:
         return self._tensor_parallel.sent(tokens, len(self._around), self._around_s(tokens))
 
     def _around_s(self, tokens: Floats) -> tuple[Floats, Floats]:
-        """Forward and backward of what surrounds the blocks."""
+        """Forward and backward of what surrounds the blocks.
+
+        Nothing runs beside collectives of experts that are cut as dense layers are: the dispatcher's, not a product's.
+        Source: Megatron-Core, moe/token_dispatcher.py; extensions/transformer_engine.py (explicit_expert_comm).
+        """
         parallel, around = self._tensor_parallel, self._around
-        return (
-            parallel.overlapped_s(tokens, around)
-            if parallel.overlaps
-            else parallel.sides_s(tokens, len(around))
-        )
+        if not parallel.overlaps:
+            return parallel.sides_s(tokens, len(around))
+        dispatched = int(self._moe and self._layout.parallel.experts_cut_like_dense)
+        beside = parallel.overlapped_s(tokens, around[: len(around) - dispatched])
+        alone = parallel.sides_s(tokens, dispatched)
+        return beside[0] + alone[0], beside[1] + alone[1]
 
     def expert_sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
         """What experts send to other nodes in either direction; None: nothing."""

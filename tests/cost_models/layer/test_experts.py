@@ -470,3 +470,6 @@ def test_shared_and_cut_experts_have_collectives_of_their_own() -> None:
     # of 8192 / 4 tokens a GPU, twice routed, two GPUs gather and scatter half each
     cut = seconds(MIXTRAL, Layout(tp=4, ep=2)) - seconds(MIXTRAL, Layout(tp=4, ep=4))
     assert cut == pytest.approx(2 * 0.5 * 2 * (T / 4) * 2 * 4096 * 2 / NVLINK)
+    # no product of Transformer Engine pipelines what the dispatcher gathers: only attention's pair hides
+    joined, apart = (Layout(tp=2, ep=ep, tp_overlap=True) for ep in (1, 2))
+    assert seconds(MIXTRAL, joined) - seconds(MIXTRAL, apart) == pytest.approx(alone)

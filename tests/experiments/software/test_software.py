@@ -348,6 +348,28 @@ def test_rules_are_left_out_by_class_or_by_the_switch_of_a_stack() -> None:
         left_out(["nemo.tp_overlp"])
 
 
+@pytest.mark.parametrize(
+    ("model_name", "n_experts", "precision", "framework", "overlaps"),
+    [
+        ("nemotron-h-56b", None, "fp8", "NeMo", False),  # layers of 16 bits among 8-bit ones
+        ("nemotron-h-56b", None, "bf16", "NeMo", True),
+        ("nemotron-h-56b", None, "fp8", "Megatron-Bridge 25.09", False),
+        ("nemotron-h-56b", None, "fp8", "Megatron-Bridge 26.02", True),
+        ("llama4-scout", 16, "fp8", "NeMo", True),
+        ("mixtral-8x7b", 8, "fp8", "NeMo", None),
+    ],
+)
+def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
+    model_name: str, n_experts: int | None, precision: str, framework: str, overlaps: bool | None
+) -> None:
+    config = RunConfig(
+        gpu="h100", model_name=model_name, n_experts=n_experts, precision=precision, framework=framework,
+        task="pretrain", tp=8,
+    )  # fmt: skip
+    said = setting_of(Run(config), "tp_overlap")
+    assert (said and said.value) == overlaps
+
+
 @pytest.mark.slow
 def test_inferred_rules_carry_little_of_the_accuracy() -> None:
     """With all inferred rules off the median may rise by 1.5 points at most."""
