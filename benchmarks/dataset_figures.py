@@ -13,8 +13,8 @@ from figures import Figure, Prepared
 from hdpsim.experiments.datasets.replay import replay_dataset
 from hdpsim.experiments.parallel.engines import LocalEngine
 from hdpsim.experiments.scenario.scenario import load_scenario
+from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import load_sweep
 from hdpsim.experiments.sweeps.run import run_sweep
 from hdpsim.experiments.sweeps.store import ResultStore
 from hdpsim.traces import global_batches, open_stream

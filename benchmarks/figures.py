@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.cost_models.step.micro_batch import StepCosts
 from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import distinct_micro_batches

@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from hdpsim.simulator.lower_bound import lower_bound_s as lower_bound_s
     from hdpsim.simulator.own_strategy import strategy
     from hdpsim.simulator.plan import Plan as Plan
-    from hdpsim.simulator.play.pipeline.validate import validate_plan as validate_plan
+    from hdpsim.simulator.play.pipeline.validate_plan import validate_plan as validate_plan
     from hdpsim.simulator.setup import ExecutionOptions as ExecutionOptions
     from hdpsim.simulator.setup import Setup as Setup
     from hdpsim.simulator.setup import StrategyOptions as StrategyOptions
@@ -147,7 +147,7 @@ _NAMES = {
     "hdpsim.simulator.lower_bound": "lower_bound_s",
     "hdpsim.simulator.own_strategy": "strategy",
     "hdpsim.simulator.plan": "Plan",
-    "hdpsim.simulator.play.pipeline.validate": "validate_plan",
+    "hdpsim.simulator.play.pipeline.validate_plan": "validate_plan",
     "hdpsim.simulator.setup": "ExecutionOptions Setup StrategyOptions",
     "hdpsim.simulator.step": "StepResult simulate_step",
     "hdpsim.simulator.strategies.plan_builder": "PlanBuilder",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.cost_models.memory.report import MemoryReport
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import HdpSimError
 from hdpsim.simulator.planning import plan_batch, planning_problem, settled_degree
 from hdpsim.simulator.play.execution import Noise

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
-from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.mixed import MixedCost
+from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.simulator.plan import Plan
 
 

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.feasibility import check_mixed, rank_kinds
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.reading.checked import expect
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.mixed import MixedCost
+from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import quoted

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, get_args
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layout.groups import ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextSharding
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share, Text
-from hdpsim.cost_models.reliability.flaps import LinkFlaps
-from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
+from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.arrays import Bools
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import rank_kinds
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import rotary_table_bytes, usual_activation_bytes
 from hdpsim.cost_models.memory.overheads import MemoryOverheads

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.layout.part_words import parts_of_text
 from hdpsim.cost_models.memory.report import MemoryReport

@@ -18,8 +18,8 @@ import numpy as np
 
 from hdpsim.arrays import Bools, Floats
 from hdpsim.experiments.bands.memory_fit import MemoryFit, shipped_fit
+from hdpsim.experiments.records.columns import read_records
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.records.table import read_records
 
 EDGES = (0.0, 0.74, 0.86, 0.92, 0.96, 1.0, 1.02, 1.1, 1.3, np.inf)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.experiments.records.table import MEASURED_COLUMNS, read_records, shipped_records
+from hdpsim.experiments.records.columns import MEASURED_COLUMNS, read_records, shipped_records
 
 FOLDER = Path(__file__).resolve().parent
 QUESTIONS = {

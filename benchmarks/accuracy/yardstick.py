@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.transformer.flop import model_flop_per_token
 from hdpsim.experiments.bands.features import configuration_key
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.software.run import RunConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so few runs take longer on several cores

@@ -20,7 +20,7 @@ from hdpsim.cost_models.hardware.entries import (
     read_node,
     read_node_group,
 )
-from hdpsim.cost_models.hardware.mixed import NodeGroup
+from hdpsim.cost_models.hardware.mixed_cluster import NodeGroup
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.transformer.model import Model

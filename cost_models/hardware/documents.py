@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from hdpsim.cost_models.hardware.entries import KEYS, Key
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.transformer.model import Model
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from hdpsim.cost_models.hardware.mixed import NodeGroup, cluster_of_groups
+from hdpsim.cost_models.hardware.mixed_cluster import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
 from hdpsim.cost_models.reading.fields import Fields

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hdpsim.cost_models.kernels.formats import OPERAND_BYTES, cast_bytes
-from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.needs import delayed_scales
+from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
+from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
 from hdpsim.errors import InfeasibleError
 
 # Bytes of an operand's element, scales included: one byte (E8M0) per 32 elements in MXFP8, one (E4M3) per 16 in

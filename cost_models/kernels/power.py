@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu, Node
 from hdpsim.cost_models.kernels.formats import matrix_unit
-from hdpsim.cost_models.layout.groups import ProductPrecision
+from hdpsim.cost_models.layout.switches import ProductPrecision
 
 IDLE_SHARE = 0.1
 """Power of a board without work over its limit, where nobody measured it: 0.09 to 0.14 of A100 to GB200 (listings)."""

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.products import gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s, memory_bound_s
 
 # Bytes per score outside the matrix products (those read or write 2 B each), forward and backward.
 # One kernel for scale, mask and softmax in 16 bits: read 2, write 2; backward reads two tensors, writes one.

@@ -8,9 +8,9 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.routing import busiest_over_mean, spread_of
-from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
+from hdpsim.cost_models.layer.router_imbalance import busiest_over_mean, spread_of
 from hdpsim.cost_models.layer.tensor_parallel import beside_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives

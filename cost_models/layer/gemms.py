@@ -11,10 +11,10 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
-from hdpsim.cost_models.kernels.products import BF16_BYTES, gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, gemm_s, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
-from hdpsim.cost_models.layout.groups import ProductPrecision
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ProductPrecision
 from hdpsim.cost_models.tracing import note, priced
 
 # Token counts priced in one go: tiles x products x three passes x this many numbers still fit a core's cache.

@@ -6,7 +6,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp
-from hdpsim.cost_models.kernels.products import memory_bound_s
+from hdpsim.cost_models.kernels.gemm_and_attention import memory_bound_s
 from hdpsim.cost_models.layer.gemms import FORWARD, LayerGemms
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced

@@ -9,8 +9,8 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.kernels.casts import scale_update_launches
 from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors
-from hdpsim.cost_models.layout.groups import Host, Kernels, Parallel
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Host, Kernels, Parallel
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.layer_kinds import parts_of

@@ -19,7 +19,7 @@ from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, ada
 from hdpsim.cost_models.layer.experts import ExpertParallel
 from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.host import behind_counts_s
-from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout

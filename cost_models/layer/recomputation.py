@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hdpsim.cost_models.layout.groups import Recompute
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Recompute
 from hdpsim.cost_models.transformer.layer_kinds import LayerKind
 
 _ATTENTION = ("attention", "ring_merge", "ring_wait")

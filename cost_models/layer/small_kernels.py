@@ -15,13 +15,13 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
 from hdpsim.cost_models.kernels.formats import cast_bytes
-from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads
 from hdpsim.cost_models.layer.experts import parts_of_a_token
 from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
 from hdpsim.cost_models.layer.mamba import mamba_kernels
-from hdpsim.cost_models.layout.groups import Parallel
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.tracing import note, priced
 from hdpsim.cost_models.transformer.layer_kinds import parts_of
 from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width

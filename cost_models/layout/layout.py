@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hdpsim.cost_models.layout.about_switches import About, about
-from hdpsim.cost_models.layout.groups import (
+from hdpsim.cost_models.layout.switches import (
     Context,
     Experts,
     Group,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
-from hdpsim.cost_models.layout.groups import RecomputeKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads, RotaryTables
 from hdpsim.cost_models.transformer.flop import layer_linear_weights
 from hdpsim.cost_models.transformer.layer_kinds import as_layer, layer_counts, parts_of

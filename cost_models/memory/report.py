@@ -13,8 +13,8 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share, repeats
-from hdpsim.cost_models.layout.groups import Parallel, Recompute
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Parallel, Recompute
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads
+from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.layout import Layout

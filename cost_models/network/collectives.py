@@ -4,7 +4,7 @@
     group = collectives.group(512, stride=2)          # every second GPU of the cluster
     seconds = collectives.reduce_scatter_s(2.7e9, group)
 
-Of the algorithms and protocols that apply NCCL's tuner picks one (cost_models.network.tuner), not always the fastest.
+Of the algorithms and protocols that apply NCCL's tuner (nccl_tuner.py) picks one, not always the fastest.
 Bytes may be arrays; the choice is made for each element. A group of one rank costs nothing, and so do zero bytes.
 """
 
@@ -35,9 +35,9 @@ from hdpsim.cost_models.network.algorithms import (
     ring_half_time,
     tree_all_reduce_s,
 )
+from hdpsim.cost_models.network.all_to_all import all_to_all_s, message_start_s
 from hdpsim.cost_models.network.fabric import TIERS, FabricModel
-from hdpsim.cost_models.network.pairwise import all_to_all_s, message_start_s
-from hdpsim.cost_models.network.tuner import Picked, Tuner, channels_between_nodes
+from hdpsim.cost_models.network.nccl_tuner import Picked, Tuner, channels_between_nodes
 from hdpsim.cost_models.tracing import Latest, aside, note, priced, remembered, shared
 from hdpsim.errors import InfeasibleError
 

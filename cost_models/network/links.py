@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Node, degraded_links
 from hdpsim.cost_models.network.fabric import check_fabric
 from hdpsim.cost_models.network.graph import count_devices

@@ -18,7 +18,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp
-from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.experts import beside_the_other_micro_batch_s
 from hdpsim.cost_models.layer.gemms import LayerGemms
 from hdpsim.cost_models.layer.head import OutputHead
@@ -26,11 +26,11 @@ from hdpsim.cost_models.layer.host import HostTime
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layer.mamba import MambaExchange
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import layout_of_kind
-from hdpsim.cost_models.layer.sent import SentTimes
-from hdpsim.cost_models.layout.groups import Precision
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.part_words import parts_of_text
+from hdpsim.cost_models.layout.switches import Precision
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.traffic import TrafficKind

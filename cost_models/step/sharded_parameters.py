@@ -13,10 +13,10 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.kernels.products import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.layer.sent import SentTimes
-from hdpsim.cost_models.layout.groups import ShardCopies
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ShardCopies
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.kernels.products import BF16_BYTES
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layer.host import check_s, step_checks_s, step_host_s
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
@@ -23,10 +23,10 @@ from hdpsim.cost_models.step.data_parallel import (
 )
 from hdpsim.cost_models.step.deferred_head import deferred_head_s
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts, StepSums
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts, StepSums
 from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, layer_counts

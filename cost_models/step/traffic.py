@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 
 TrafficKind = Literal["ring", "exchange", "spread", "tensor", "experts", "shards", "offload", "fetch"]
 """ring: hop by hop; exchange: a collective over the same ranks; spread: all-to-all over them (Ulysses); offload, fetch:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.transformer.layer_kinds import (
     LayerKind,
     as_layer,

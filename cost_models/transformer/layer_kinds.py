@@ -14,8 +14,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from hdpsim.cost_models.transformer.layer_pattern import written_out
 from hdpsim.cost_models.transformer.model import Model, dense_layer_count
-from hdpsim.cost_models.transformer.pattern import written_out
 from hdpsim.errors import InfeasibleError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number
-from hdpsim.cost_models.transformer.pattern import PatternError, written_out
+from hdpsim.cost_models.transformer.layer_pattern import PatternError, written_out
 
 AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]

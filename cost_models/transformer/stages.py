@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import assert_never
 
-from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Schedule
 
 SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-h2", "zb-v", "dualpipe"})
 """Schedules that run the weight gradient of a backward apart from its input gradient."""

@@ -17,7 +17,7 @@ from hdpsim.experiments.calibration.samples import kernel_samples, kernels_s, ru
 from hdpsim.experiments.calibration.stage import FEWEST, Stage, entries_of, run_stage, without_runs
 from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.parallel.pool import worker_pool
-from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.studies.comparing.compare import silent
 
 KERNELS_AT_ONCE, JOBS_AT_ONCE = 100, 8

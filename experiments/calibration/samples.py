@@ -11,9 +11,9 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import CatalogError, HdpSimError, InfeasibleError
 from hdpsim.experiments.calibration.constants import Constant, apply
 from hdpsim.experiments.calibration.model import Sample
+from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.records.prediction import measured_step_s, predict_step
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.validation.kernel_prediction import predicted_s
 from hdpsim.experiments.validation.kernel_sources import gpu_of, instrument_of
 from hdpsim.experiments.validation.kernels import measured_s, rows_of

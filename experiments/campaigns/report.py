@@ -20,7 +20,7 @@ from hdpsim.experiments.output.statistics import (
     with_interval,
 )
 from hdpsim.experiments.output.words import large_amount, tokens_with_interval
-from hdpsim.experiments.studies.report import band_line, scenario_document
+from hdpsim.experiments.studies.step_report import band_line, scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE, Incident
 
 if TYPE_CHECKING:

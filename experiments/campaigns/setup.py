@@ -21,7 +21,7 @@ from hdpsim.cost_models.reliability.checkpoint import (
     young_interval_s,
 )
 from hdpsim.cost_models.reliability.failures import FailureProfile, failure_profile, load_failure_profile
-from hdpsim.cost_models.reliability.flaps import LinkFlaps
+from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.experiments.campaigns.notes import idle_keys

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _print_template(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        say(import_module("hdpsim.experiments.records.table").template(), nl=False)
+        say(import_module("hdpsim.experiments.records.columns").template(), nl=False)
         context.exit()
 
 

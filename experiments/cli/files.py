@@ -26,7 +26,7 @@ from hdpsim.experiments.cli.trace import trace as trace
 from hdpsim.experiments.cli.verb import verb
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.exchange.new import Question
+    from hdpsim.experiments.other_tools.new import Question
 
 doctor = verb("doctor", "doctor", output=[json_option])
 
@@ -152,7 +152,7 @@ def export(
     What a run needs and a scenario does not know (data, tokenizer, learning rate, ...) is listed, and so is what the
     tool cannot say.
     """
-    from hdpsim.experiments.exchange.exporter import export_document, export_scenario
+    from hdpsim.experiments.other_tools.exporter import export_document, export_scenario
     from hdpsim.experiments.output.files.out_file import write_whole
     from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -197,8 +197,8 @@ def import_(
     configuration of torchtitan (TOML) or a config.json. Every key says which option it comes from; options that are not
     understood are listed, and nothing is guessed.
     """
-    from hdpsim.experiments.exchange.import_report import import_document, imported_text
-    from hdpsim.experiments.exchange.importer import Asked, import_file
+    from hdpsim.experiments.other_tools.import_report import import_document, imported_text
+    from hdpsim.experiments.other_tools.importer import Asked, import_file
     from hdpsim.experiments.output.files.out_file import write_whole
 
     found = import_file(file, form, Asked(cluster=cluster, gpus=gpus, model=model, release=release))
@@ -224,7 +224,7 @@ def new(out: str | None, **given: str | None) -> None:
     What options answer is not asked.
     """
     from hdpsim.experiments.bands.memory_fit import fits_words
-    from hdpsim.experiments.exchange.new import QUESTIONS, answered, new_scenario, says_it_all
+    from hdpsim.experiments.other_tools.new import QUESTIONS, answered, new_scenario, says_it_all
     from hdpsim.experiments.output.files.out_file import write_whole
     from hdpsim.experiments.output.words import memory_of
 

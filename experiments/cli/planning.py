@@ -23,7 +23,7 @@ def _write_plan(
     run: Callable[..., Result], output: Output, /, *, scenario_file: str | None = None, **options: Any
 ) -> None:
     """Show the best layout, and write it as a scenario or as options of other tools."""
-    from hdpsim.experiments.exchange.exporter import export_scenario
+    from hdpsim.experiments.other_tools.exporter import export_scenario
     from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
     from hdpsim.experiments.planning.plan import write_flags
 

@@ -16,11 +16,11 @@ from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import in_order
 from hdpsim.experiments.scenario.data_use import LongSequences
-from hdpsim.experiments.studies.steps.many_steps import prepare_numbered
+from hdpsim.experiments.studies.many_steps.run import prepare_numbered
+from hdpsim.simulator.many_steps.clock import RunStep, run_of
+from hdpsim.simulator.many_steps.options import RunOptions
+from hdpsim.simulator.many_steps.prepared import PreparedStep
 from hdpsim.simulator.planning import settled_degree
-from hdpsim.simulator.run.clock import RunStep, run_of
-from hdpsim.simulator.run.options import RunOptions
-from hdpsim.simulator.run.prepared import PreparedStep
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues
 from hdpsim.traces import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.experiments.explaining.explain import find_term, term_names
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
-from hdpsim.experiments.studies.report import headline
+from hdpsim.experiments.studies.step_report import headline
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario

@@ -11,7 +11,7 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability, shipped_margin
 from hdpsim.experiments.bands.residuals import setup_band
-from hdpsim.experiments.exchange.exporter import Exported
+from hdpsim.experiments.other_tools.exporter import Exported
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.files.out_file import write_whole
 from hdpsim.experiments.output.words import memory_of, span
@@ -30,7 +30,7 @@ from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.report import saved_words
 from hdpsim.experiments.studies.cost_to_target import price_of
-from hdpsim.experiments.studies.report import headline, one_line
+from hdpsim.experiments.studies.step_report import headline, one_line
 
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig

@@ -8,15 +8,15 @@ from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.kernels.formats import matrix_unit
-from hdpsim.cost_models.layout.groups import RecomputeKind
+from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.reading.units import TERA
 from hdpsim.cost_models.transformer.flop import model_flop_per_token
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
+from hdpsim.experiments.records.columns import Measured
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.memory import MemoryPrediction, predict_memory
 from hdpsim.experiments.records.setup import PreparedRun, prepare
-from hdpsim.experiments.records.table import Measured
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run import RunConfig

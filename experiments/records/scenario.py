@@ -8,9 +8,9 @@ from typing import Any
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.setup import PreparedRun, prepare
-from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.experiments.scenario.setup_document import as_yaml, setup_document
 from hdpsim.quoting import did_you_mean, printable

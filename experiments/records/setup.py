@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layout.groups import ShardingKind as LayoutSharding
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ShardingKind as LayoutSharding
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.records.machine import calibrated, collective_share, nic_gbps

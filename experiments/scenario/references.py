@@ -11,7 +11,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration, calibration,
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import model_document
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
-from hdpsim.cost_models.hardware.mixed import MixedCluster
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import price_list
 from hdpsim.cost_models.reading.fields import Problems

@@ -21,7 +21,7 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Count, Number
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import given_or_shipped, names_in, shipped
-from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.scenario.data_use import Drawn, data_use
@@ -39,7 +39,7 @@ from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS, check
-from hdpsim.simulator.run.options import RunOptions
+from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions, lacking_flows
 from hdpsim.traces import (
     Distribution,

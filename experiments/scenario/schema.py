@@ -15,7 +15,7 @@ from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
-from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.errors import StrategyError
 from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
 from hdpsim.experiments.scenario.own_keys import own_keys
@@ -35,8 +35,8 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
-from hdpsim.simulator.run.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyName, StrategyOptions
 from hdpsim.traces import shipped_distributions

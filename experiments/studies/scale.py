@@ -22,7 +22,7 @@ from hdpsim.experiments.studies.comparing.static_rows import (
     mesh_lines,
     over_best,
 )
-from hdpsim.experiments.studies.report import (
+from hdpsim.experiments.studies.step_report import (
     averaging,
     band_lines,
     mfu_note,

@@ -16,7 +16,7 @@ from hdpsim.experiments.scenario.schema import check_together, read_keys
 from hdpsim.yaml_loader import load_document
 
 if TYPE_CHECKING:
-    from hdpsim.experiments.sweeps.file import Point, Sweep
+    from hdpsim.experiments.sweeps.axes import Point, Sweep
 
 
 _MOST_SHOWN = 20

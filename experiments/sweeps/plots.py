@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hdpsim.experiments.sweeps.file import Sweep
+    from hdpsim.experiments.sweeps.axes import Sweep
 
 
 Row = Mapping[str, Any]

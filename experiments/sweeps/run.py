@@ -13,14 +13,14 @@ from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.parallel.dispatch import Finished, dispatch
 from hdpsim.experiments.studies.comparing.compare import Report, silent
-from hdpsim.experiments.sweeps.cell import simulate_cell, simulate_cells
+from hdpsim.experiments.sweeps.worker import simulate_cell, simulate_cells
 from hdpsim.simulator.own_strategy import source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.parallel.engines import Engine
     from hdpsim.experiments.scenario.scenario import Scenario
+    from hdpsim.experiments.sweeps.axes import Sweep
     from hdpsim.experiments.sweeps.cells import Cell
-    from hdpsim.experiments.sweeps.file import Sweep
     from hdpsim.experiments.sweeps.store import ResultStore
 
 

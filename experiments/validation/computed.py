@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hdpsim.experiments.records.table import MEASURED_COLUMNS
+from hdpsim.experiments.records.columns import MEASURED_COLUMNS
 from hdpsim.experiments.validation.order import grouped
 
 LEAST_BATCHES = 4

@@ -15,7 +15,7 @@ from hdpsim.cost_models.calibration.calibration import calibration as shipped
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu, Node
 from hdpsim.cost_models.kernels.formats import CAST_BYTES, SCALING_BYTES
-from hdpsim.cost_models.kernels.products import (
+from hdpsim.cost_models.kernels.gemm_and_attention import (
     ATTENTION_BACKWARD_FLOP_RATIO,
     BF16_BYTES,
     FP32_ACCUMULATE_BYTES,
@@ -24,7 +24,7 @@ from hdpsim.cost_models.kernels.products import (
     gemm_s,
     memory_bound_s,
 )
-from hdpsim.cost_models.layout.groups import Fp8Scaling, ProductPrecision
+from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, bus_bandwidth_factor
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError

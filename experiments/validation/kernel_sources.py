@@ -10,7 +10,7 @@ from typing import Any
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.layout.groups import AttentionKernel
+from hdpsim.cost_models.layout.switches import AttentionKernel
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import CatalogError
 from hdpsim.yaml_loader import load_yaml

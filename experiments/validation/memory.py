@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hdpsim.experiments.output.document import Column
+from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.records.prediction import Prediction
-from hdpsim.experiments.records.table import Record
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, percent
 
 MEMORY_QUANTITY = "peak_mem_gb"

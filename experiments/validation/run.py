@@ -19,8 +19,8 @@ from hdpsim.experiments.bands.residuals import (
     shipped_residuals,
 )
 from hdpsim.experiments.output.document import Document
+from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
-from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.computed import computed

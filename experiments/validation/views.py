@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal, get_args
 
-from hdpsim.experiments.records.table import Record
+from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, setting_of, switches
 from hdpsim.experiments.software.run import RunConfig

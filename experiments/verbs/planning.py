@@ -434,8 +434,8 @@ def sweep(
     """
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.sweeps import run as study
+    from hdpsim.experiments.sweeps.axes import load_sweep
     from hdpsim.experiments.sweeps.cells import expand
-    from hdpsim.experiments.sweeps.file import load_sweep
     from hdpsim.experiments.sweeps.report import estimate_document, store_line, sweep_document
     from hdpsim.experiments.sweeps.store import ResultStore, default_store
 
@@ -461,7 +461,7 @@ def sweep(
 
 def _sweep_error(run: SweepRun) -> HdpSimError | None:
     """What is wrong with a sweep that has ended: own strategies that break, or nothing that can run."""
-    from hdpsim.experiments.studies.report import one_line
+    from hdpsim.experiments.studies.step_report import one_line
 
     kinds: dict[str, type[HdpSimError]] = {"bad strategy": StrategyError, "bad plan": OwnPlanError}
     for status, kind in kinds.items():

@@ -66,7 +66,7 @@ def simulate(
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
     from hdpsim.experiments.studies.comparing.report import simulate_document, target_of
-    from hdpsim.experiments.studies.steps.replications import replicate
+    from hdpsim.experiments.studies.many_steps.replications import replicate
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -103,9 +103,9 @@ def simulate(
 def _many_steps(
     scenario: Scenario, steps: int, replications: int | None, timeline: str | None, progress: Progress
 ) -> Result:
-    from hdpsim.experiments.studies.steps.many_steps import simulate_many
-    from hdpsim.experiments.studies.steps.replications import replicate_runs, with_replications
-    from hdpsim.experiments.studies.steps.report import many_steps_document
+    from hdpsim.experiments.studies.many_steps.replications import replicate_runs, with_replications
+    from hdpsim.experiments.studies.many_steps.report import many_steps_document
+    from hdpsim.experiments.studies.many_steps.run import simulate_many
 
     check_whole_number("steps", steps, "batches")
     with progress("simulating") as shown:
@@ -177,7 +177,7 @@ def compare(
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing import compare as study
     from hdpsim.experiments.studies.comparing.report import compare_document
-    from hdpsim.experiments.studies.steps.replications import replicate
+    from hdpsim.experiments.studies.many_steps.replications import replicate
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -312,8 +312,8 @@ def replay_ops(trace: str | Path, meta: str | Path, *, progress: Progress = quie
     Raises:
         UserInputError: a file that cannot be used; the message says where.
     """
-    from hdpsim.experiments.jobs.report import job_document
-    from hdpsim.experiments.jobs.trace import read_recorded_job
+    from hdpsim.experiments.recorded_jobs.report import job_document
+    from hdpsim.experiments.recorded_jobs.trace import read_recorded_job
     from hdpsim.simulator.recorded.graph import link_operations
     from hdpsim.simulator.recorded.whatif import analyse
 

@@ -10,8 +10,8 @@ import numpy as np
 import simpy
 
 from hdpsim.cost_models.reliability.failures import FailureCause
+from hdpsim.simulator.campaign.between_failures import TICKS_PER_S
 from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, TestName
-from hdpsim.simulator.campaign.stretch import TICKS_PER_S
 
 _NEVER_S = 1e12  # 30,000 years
 IN_BAND_S = (0.3, 5.6)  # errors reported by the process or the driver; Unicron, arXiv 2401.00134

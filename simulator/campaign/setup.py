@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.cost_models.reliability.failures import FailureProfile
+from hdpsim.simulator.campaign.between_failures import CYCLE_ACCOUNTS, TICKS_PER_S
 from hdpsim.simulator.campaign.events import Handling
-from hdpsim.simulator.campaign.stretch import CYCLE_ACCOUNTS, TICKS_PER_S
 
 ACCOUNTS = (
     *CYCLE_ACCOUNTS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Entries
 from hdpsim.simulator.play.execution import WAITS, Execution, Spans
 from hdpsim.simulator.play.meetings import Meetings

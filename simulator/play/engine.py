@@ -20,7 +20,7 @@ import numpy as np
 import simpy
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_spans
 from hdpsim.simulator.play.execution import Execution, Noise

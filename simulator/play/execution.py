@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.network.flaps import Flap
-from hdpsim.simulator.network.record import FlowRecord
+from hdpsim.simulator.network.flow_record import FlowRecord
+from hdpsim.simulator.network.link_flaps import Flap
 from hdpsim.simulator.play.flows.rings import RingHops
 
 WAITS = (

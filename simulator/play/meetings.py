@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Entries, Plan
 from hdpsim.simulator.play.execution import Noise

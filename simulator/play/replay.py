@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, ranges
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.execution import Execution, Noise

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
-from hdpsim.cost_models.step.mixed import MixedCost
+from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_pieces import plan_costs

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.mixed import MixedCost
+from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import StrategyOptions

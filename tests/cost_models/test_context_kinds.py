@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
-from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
-from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.flop import attention_pairs, layer_pairs, model_flop_per_token
 from hdpsim.cost_models.transformer.model import Model

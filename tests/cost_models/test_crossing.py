@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, ideal_cluster, ideal_cost, micro_batches
 
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
-from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives

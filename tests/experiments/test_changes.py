@@ -19,8 +19,8 @@ from hdpsim.experiments.studies.changes.variants import run_variants
 from hdpsim.experiments.studies.changes.whatif import whatif
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.studies.scale import scale
+from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import load_sweep
 
 LIKE_THE_README = """\
 model: llama-3-8b

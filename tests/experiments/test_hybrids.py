@@ -15,12 +15,12 @@ from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.exchange.exporter import TARGETS, flags
-from hdpsim.experiments.exchange.importer import Asked, import_file
+from hdpsim.experiments.other_tools.exporter import TARGETS, flags
+from hdpsim.experiments.other_tools.importer import Asked, import_file
+from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import Record, read_records, shipped_records
 
 CONFIG = {
     "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 2688, "moe_intermediate_size": 2688,

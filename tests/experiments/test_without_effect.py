@@ -17,7 +17,7 @@ from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.changes.whatif import whatif, whatif_table
 from hdpsim.experiments.studies.comparing.compare import Outcome, run_batches
-from hdpsim.experiments.studies.report import notes_of
+from hdpsim.experiments.studies.step_report import notes_of
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.settings import changed_settings
 from hdpsim.simulator.setup import Setup

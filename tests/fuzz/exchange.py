@@ -10,7 +10,7 @@ import yaml
 from fuzz_mutate import TEXTS, spoiled_bytes, spoiled_document, spoiled_text
 from fuzz_written import Arguments
 
-from hdpsim.experiments.exchange.table import tool
+from hdpsim.experiments.other_tools.table import tool
 
 SCRIPT = """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1

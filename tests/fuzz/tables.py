@@ -17,7 +17,7 @@ from fuzz_mutate import TEXTS, other_value, spoiled_bytes, spoiled_document
 from fuzz_written import SMALL, Arguments, typed, write_document, write_table
 from recorded_jobs import Shape, record
 
-from hdpsim.experiments.records.table import shipped_records
+from hdpsim.experiments.records.columns import shipped_records
 
 
 def trace(dice: random.Random, folder: Path) -> Arguments:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hdpsim.experiments.jobs.trace import read_recorded_job
+from hdpsim.experiments.recorded_jobs.trace import read_recorded_job
 from hdpsim.simulator.recorded.operations import RecordedJob
 
 # jobs.py becomes importable as recorded_jobs: --import-mode=importlib puts no test folder on sys.path.

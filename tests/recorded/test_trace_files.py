@@ -12,7 +12,7 @@ import yaml
 from recorded_jobs import Shape, record
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.jobs.trace import read_recorded_job
+from hdpsim.experiments.recorded_jobs.trace import read_recorded_job
 
 Files = Callable[[Shape], tuple[Path, Path]]
 SHAPE = Shape(stages=2, steps=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD, stage_order

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from hdpsim.arrays import Floats
+from hdpsim.simulator.many_steps.checkpoints import Checkpoints
+from hdpsim.simulator.many_steps.clock import Run, RunStep
+from hdpsim.simulator.many_steps.offload import Offload
+from hdpsim.simulator.many_steps.prepared import BatchPath, PreparedStep
 from hdpsim.simulator.play.execution import WAITS
-from hdpsim.simulator.run.checkpoints import Checkpoints
-from hdpsim.simulator.run.clock import Run, RunStep
-from hdpsim.simulator.run.offload import Offload
-from hdpsim.simulator.run.prepared import BatchPath, PreparedStep
 
 
 def a_step(

@@ -11,9 +11,9 @@ from simulator_setups import small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reliability.startup import REDIS_REQUEST_S
 from hdpsim.simulator.communicators import communicators_s, ring_groups
+from hdpsim.simulator.many_steps.options import RunOptions
+from hdpsim.simulator.many_steps.prepared import prepare_step
 from hdpsim.simulator.planning import plan_batch
-from hdpsim.simulator.run.options import RunOptions
-from hdpsim.simulator.run.prepared import prepare_step
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.contest import Contest

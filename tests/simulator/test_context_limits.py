@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator_setups import MODEL, small_cluster, small_setup
 
-from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyName

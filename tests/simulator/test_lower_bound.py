@@ -20,8 +20,8 @@ from simulator_setups import (
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.groups import ContextParallelKind, Schedule
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextParallelKind, Schedule
 from hdpsim.simulator.lower_bound import least_rate_s, lower_bound_s
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step

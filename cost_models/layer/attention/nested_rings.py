@@ -9,10 +9,10 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.kernels.products import BF16_BYTES
-from hdpsim.cost_models.layer.attention.context_exchange import AttentionHeads, ContextExchange
+from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES
+from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.micro_batches import Groups
-from hdpsim.cost_models.layer.sent import SentTimes
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD
 

@@ -9,8 +9,8 @@ import numpy as np
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.products import gemm_s
-from hdpsim.cost_models.layer.attention.attention import AttentionCost
+from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.head import OutputHead
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel

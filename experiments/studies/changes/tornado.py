@@ -18,7 +18,7 @@ from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.studies.comparing.compare import Report, counted, run_batches, silent
-from hdpsim.experiments.studies.report import one_line, scenario_document
+from hdpsim.experiments.studies.step_report import one_line, scenario_document
 from hdpsim.ranges import check
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from hdpsim.experiments.studies.comparing.static_rows import (
 )
 from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, mean_price
 from hdpsim.experiments.studies.links.changes import moved_lines
-from hdpsim.experiments.studies.report import (
+from hdpsim.experiments.studies.step_report import (
     averaging,
     band_lines,
     mfu_note,

@@ -15,7 +15,7 @@ from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import bars_in_words
 from hdpsim.experiments.studies.links.pictures import link_pictures
 from hdpsim.experiments.studies.links.seen import links_files
-from hdpsim.experiments.studies.report import account_rows
+from hdpsim.experiments.studies.step_report import account_rows
 
 from .pass_files import pass_files
 from .plan_files import plan_files

@@ -19,7 +19,7 @@ from hdpsim.simulator.pricing import price_plan
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hdpsim.cost_models.step.micro_batch import StepCosts
+    from hdpsim.cost_models.step.step_costs import StepCosts
     from hdpsim.simulator.plan import Plan
     from hdpsim.simulator.strategies.problem import PlanningProblem
 

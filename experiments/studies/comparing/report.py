@@ -27,7 +27,8 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_words,
 )
 from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
-from hdpsim.experiments.studies.report import (
+from hdpsim.experiments.studies.many_steps.replications import Replicated, replications_table
+from hdpsim.experiments.studies.step_report import (
     account_table,
     averaging,
     band_lines,
@@ -39,7 +40,6 @@ from hdpsim.experiments.studies.report import (
     scenario_document,
     step_table,
 )
-from hdpsim.experiments.studies.steps.replications import Replicated, replications_table
 
 from .compare import BEST_STATIC
 from .files import comparison_files

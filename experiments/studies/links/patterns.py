@@ -20,8 +20,8 @@ from hdpsim.cost_models.network.traffic import (
 )
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.activity import Activity
+from hdpsim.simulator.network.flow_record import FlowRecord
 from hdpsim.simulator.network.flows import play_together
-from hdpsim.simulator.network.record import FlowRecord
 
 PatternName = Literal["permutation", "ring", "all-reduce", "all-to-all", "incast"]
 MOST_FLOWS = 2**20  # of one all-to-all: beyond it a trial takes gigabytes

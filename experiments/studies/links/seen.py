@@ -15,8 +15,8 @@ from hdpsim.experiments.output.timeline.step import LinkLane
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
-    from hdpsim.simulator.network.flaps import Flap
-    from hdpsim.simulator.network.record import Collision, FlowRecord
+    from hdpsim.simulator.network.flow_record import Collision, FlowRecord
+    from hdpsim.simulator.network.link_flaps import Flap
 
 NAMED = 3
 """Hottest links in a sentence."""

@@ -20,10 +20,10 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import Links
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.network.flaps import Flap
+from hdpsim.simulator.network.link_flaps import Flap
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.pipeline.chain import Chain
 from hdpsim.simulator.play.pipeline.program import Program, add_runs

@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, TrafficKind
-from hdpsim.simulator.network.record import FlowRecord
+from hdpsim.simulator.network.flow_record import FlowRecord
 from hdpsim.simulator.plan import Plan
 
 from .routes import Places, StepRoutes, Wired

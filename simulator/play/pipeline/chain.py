@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 
 from .schedules import FORWARD

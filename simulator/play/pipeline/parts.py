@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints, offsets_of
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.plan import HOLE, Entries, Plan
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE, Entries, Plan

@@ -9,7 +9,7 @@ from typing import NamedTuple, assert_never
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.switches import Schedule
 
 FORWARD = 0
 BACKWARD = 1

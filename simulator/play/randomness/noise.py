@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import RankOrder
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.layout.switches import RankOrder
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Noise
 
-from .machines import Places, drifting, in_slow_period, log_normal, slow_forwards
+from .slow_machines import Places, drifting, in_slow_period, log_normal, slow_forwards
 
 if TYPE_CHECKING:
     from hdpsim.simulator.setup import ExecutionOptions

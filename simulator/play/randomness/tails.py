@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import Parallel
+from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.slowest import expected_largest, slowest_of
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 
 if TYPE_CHECKING:

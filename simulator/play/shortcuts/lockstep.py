@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from hdpsim.arrays import Ints, offsets_of, ranges
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Execution, Noise
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.play.accounts import StepEnd, book
 from hdpsim.simulator.play.execution import Execution

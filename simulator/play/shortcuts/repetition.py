@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.play.accounts import StepEnd
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.flop import forward_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan

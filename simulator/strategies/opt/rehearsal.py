@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_pieces import plain_costs
 from hdpsim.simulator.play.pipeline.program import compile_program

@@ -12,7 +12,7 @@ from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, IDEAL, PEAK, shipped_calib
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.products import (
+from hdpsim.cost_models.kernels.gemm_and_attention import (
     FP32_ACCUMULATE_BYTES,
     KernelRate,
     attention_rate_flop_per_s,
@@ -23,7 +23,7 @@ from hdpsim.cost_models.kernels.products import (
     tile_efficiency,
     tile_slowdown,
 )
-from hdpsim.cost_models.layout.groups import ProductPrecision
+from hdpsim.cost_models.layout.switches import ProductPrecision
 
 SIZES = st.integers(1, 100_000)
 MANY_TILES = replace(IDEAL, tile_sides=7)

@@ -21,10 +21,10 @@ from hdpsim.cost_models.kernels.formats import (
     matrix_unit,
     power_slowdown,
 )
-from hdpsim.cost_models.kernels.products import attention_s, gemm_s
+from hdpsim.cost_models.kernels.gemm_and_attention import attention_s, gemm_s
 from hdpsim.cost_models.layer.layer import LayerCost
-from hdpsim.cost_models.layout.groups import ProductPrecision
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ProductPrecision
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError

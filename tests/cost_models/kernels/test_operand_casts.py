@@ -12,8 +12,8 @@ from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_clus
 
 from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
 from hdpsim.cost_models.layer.layer import LayerCost
-from hdpsim.cost_models.layout.groups import Fp8Scaling
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Fp8Scaling
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 

@@ -11,11 +11,11 @@ from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, HEADS, IDEAL, MODEL, PEAK,
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
-from hdpsim.cost_models.layer.attention.attention import AttentionCost
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
-from hdpsim.cost_models.layout.groups import AttentionKernel
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import AttentionKernel
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost

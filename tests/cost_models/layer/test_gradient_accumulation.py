@@ -8,8 +8,8 @@ import pytest
 from ideal_hardware import GPU, HBM, IDEAL, MODEL, ideal_cluster, ideal_cost, micro_batches
 
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s, product_output_bytes
-from hdpsim.cost_models.layout.groups import GradientAccumulation
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import GradientAccumulation
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_contents
 

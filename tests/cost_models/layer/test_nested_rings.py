@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
-from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.attention.nested_rings import Nest
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
-from hdpsim.cost_models.layout.groups import ContextParallelKind
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.cost_models.network.fabric import FabricModel
 
 KV = 2 * KV_HEADS * 128

@@ -12,11 +12,11 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster, micro_batc
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
-from hdpsim.cost_models.layer.attention.attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.attention.pack_sharding import PackPieces
+from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
-from hdpsim.cost_models.layout.groups import ContextParallelKind, ContextSharding
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import ContextParallelKind, ContextSharding
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.tracing import tracing
 from hdpsim.cost_models.transformer.model import Model

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layout.groups import Parallel, Pipeline, Recompute
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
+from hdpsim.cost_models.layout.switches import Parallel, Pipeline, Recompute
 from hdpsim.cost_models.tracing import watched
 from hdpsim.errors import UserInputError
 

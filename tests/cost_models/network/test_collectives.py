@@ -28,6 +28,7 @@ from hdpsim.cost_models.network.algorithms import (
     slots_s,
     tree_all_reduce_s,
 )
+from hdpsim.cost_models.network.all_to_all import all_to_all_s
 from hdpsim.cost_models.network.collectives import (
     Collectives,
     GroupShape,
@@ -35,7 +36,6 @@ from hdpsim.cost_models.network.collectives import (
     bus_bandwidth_factor,
 )
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.network.pairwise import all_to_all_s
 from hdpsim.errors import InfeasibleError, UserInputError
 
 AMPERE_NETWORK, HOPPER_NETWORK, BLACKWELL_NETWORK = (

@@ -21,7 +21,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.layout.layout import GROUPS, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Constant, ContradictionError
-from hdpsim.cost_models.step.loading import DataPipeline
+from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.scenario.scenario import load_scenario

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ideal_hardware import GPU, MODEL, ideal_cluster, ideal_cost, micro_batches
 
-from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.deferred_head import deferred_head_s, drain_s
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost

@@ -22,6 +22,7 @@ from hdpsim.cost_models.transformer.layer_kinds import (
     layer_counts,
     parts_of,
 )
+from hdpsim.cost_models.transformer.layer_pattern import MOST_LAYERS, PatternError, written_out
 from hdpsim.cost_models.transformer.matrices import layer_matrices
 from hdpsim.cost_models.transformer.model import Mamba, Model
 from hdpsim.cost_models.transformer.parameters import (
@@ -32,7 +33,6 @@ from hdpsim.cost_models.transformer.parameters import (
     parameters_per_gpu,
     stage_contents,
 )
-from hdpsim.cost_models.transformer.pattern import MOST_LAYERS, PatternError, written_out
 from hdpsim.errors import InfeasibleError
 
 MAMBA = Mamba(heads=8, head_dim=4, state=16, groups=2, conv=4, chunk=32)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.transformer.flop import (
     attention_pairs,
     forward_flop,

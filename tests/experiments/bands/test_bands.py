@@ -29,8 +29,8 @@ from hdpsim.experiments.bands.residuals import (
 )
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.papers.paper import load_paper, residuals_of
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import StrategyOptions
 

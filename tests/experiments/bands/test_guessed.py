@@ -20,7 +20,7 @@ from hdpsim.experiments.bands.residuals import (
     shipped_residuals,
     write_residuals,
 )
-from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.experiments.validation.run import run

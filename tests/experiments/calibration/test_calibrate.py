@@ -18,9 +18,9 @@ from hdpsim.experiments.calibration.constants import KERNEL_CONSTANTS, RUN_CONST
 from hdpsim.experiments.calibration.file import check_calibration_file, write_calibration
 from hdpsim.experiments.calibration.run import calibrate
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.columns import read_records
 from hdpsim.experiments.records.prediction import predict_step
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import read_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 
 SHAPE = {

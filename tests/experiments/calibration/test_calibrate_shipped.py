@@ -10,7 +10,7 @@ from hdpsim.experiments.calibration.constants import RUN_CONSTANTS, prior_of, va
 from hdpsim.experiments.calibration.fit import fit, refit
 from hdpsim.experiments.calibration.model import Model, linearised
 from hdpsim.experiments.calibration.samples import run_samples, runs_s
-from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.records.columns import read_records, shipped_records
 
 LARGEST_SHIFT = 0.03
 

@@ -19,7 +19,7 @@ from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolv
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.simulator.campaign.setup import EFFECTIVE
-from hdpsim.simulator.run.checkpoints import checkpoints_of
+from hdpsim.simulator.many_steps.checkpoints import checkpoints_of
 
 DAY = 86400.0
 NODE = {"name": "few", "gpu": "h100-80gb", "gpus": 8, "nic": "100Gbps", "host_memory": "2TiB"}

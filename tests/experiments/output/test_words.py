@@ -19,7 +19,7 @@ from hdpsim.experiments.output.statistics import estimate
 from hdpsim.experiments.output.words import duration, large_amount, parse_target
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.cost_to_target import time_at
-from hdpsim.experiments.studies.report import headline
+from hdpsim.experiments.studies.step_report import headline
 
 
 @pytest.mark.parametrize("module", [words, statistics])

@@ -8,8 +8,8 @@ import pytest
 from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import Space
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
 

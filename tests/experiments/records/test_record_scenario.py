@@ -23,12 +23,12 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.prediction import predict, predict_step
 from hdpsim.experiments.records.scenario import record_scenario, run_document
 from hdpsim.experiments.records.setup import PreparedRun, prepare
-from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.run import RunConfig

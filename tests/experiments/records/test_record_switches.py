@@ -8,9 +8,9 @@ import pytest
 from key_values import VALUES
 
 from hdpsim.errors import InfeasibleError, UserInputError
+from hdpsim.experiments.records.columns import _OWN_COLUMN, Record, read_records
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import _OWN_COLUMN, Record, read_records
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.validation.views import is_plain, plain
 from hdpsim.yaml_loader import load_yaml

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from hdpsim.errors import CatalogError, InfeasibleError, UserInputError
-from hdpsim.experiments.records.completion import completed
-from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
-from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import (
+from hdpsim.experiments.records.columns import (
     REQUIRED_COLUMNS,
     SHAPE_COLUMNS,
     Record,
     read_records,
     shipped_records,
 )
+from hdpsim.experiments.records.completion import completed
+from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
+from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.run import RunConfig
 from hdpsim.simulator.step import simulate_step
 

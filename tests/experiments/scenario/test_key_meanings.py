@@ -9,8 +9,8 @@ import pytest
 
 from hdpsim.cost_models.layout import layout as layouts
 from hdpsim.cost_models.layout.about_switches import Need, about, switch
-from hdpsim.cost_models.layout.groups import Group
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
+from hdpsim.cost_models.layout.switches import Group
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.words import field_words
 from hdpsim.experiments.scenario.field_keys import layout_keys, parser_of

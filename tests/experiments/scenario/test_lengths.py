@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
-from hdpsim.experiments.studies.report import headline
+from hdpsim.experiments.studies.step_report import headline
 
 DOCUMENT = {
     "model": "llama-3-8b",

@@ -17,8 +17,8 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, ScenarioError, UserInputError
 from hdpsim.experiments.bands.residuals import shipped_residuals
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.switches import switches_of
-from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.software.choice import overheads_of, read_software, software_names
 from hdpsim.experiments.software.facts import Run

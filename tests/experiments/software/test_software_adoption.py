@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from hdpsim.errors import HdpSimError
+from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import measured_step_s, predict_step
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import Record, read_records, shipped_records
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of, stacks
 from hdpsim.experiments.software.run import RunConfig

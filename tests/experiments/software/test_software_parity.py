@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.prediction import predict_step
 from hdpsim.experiments.records.scenario import run_document
 from hdpsim.experiments.records.setup import PreparedRun, prepare
-from hdpsim.experiments.records.table import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.software.choice import read_software
 from hdpsim.experiments.software.rules import stacks

@@ -25,8 +25,8 @@ from hdpsim.experiments.studies.comparing.report import (
     resources_table,
     saved_words,
 )
-from hdpsim.experiments.studies.report import account_table, outcome_json
 from hdpsim.experiments.studies.scale import scale, scaling_json, scaling_table
+from hdpsim.experiments.studies.step_report import account_table, outcome_json
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 

@@ -32,8 +32,8 @@ from hdpsim.experiments.studies.links.seen import (
     links_line,
 )
 from hdpsim.simulator.network.activity import Activity
-from hdpsim.simulator.network.flaps import Flap
 from hdpsim.simulator.network.flows import FlowNetwork
+from hdpsim.simulator.network.link_flaps import Flap
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.steps.many_steps import simulate_many
+from hdpsim.experiments.studies.many_steps.run import simulate_many
 
 SMALL = ("data.batch=128K tokens", "data.context=16K")
 
@@ -130,6 +130,6 @@ def test_steps_that_processes_prepare_are_those_that_are_prepared_here(
 ) -> None:
     scenario = load_scenario("quickstart-8gpu", SMALL)
     here = simulate_many(scenario, 5)
-    monkeypatch.setattr("hdpsim.experiments.studies.steps.many_steps.FEWEST_IN_PARALLEL", 1)
+    monkeypatch.setattr("hdpsim.experiments.studies.many_steps.run.FEWEST_IN_PARALLEL", 1)
     elsewhere = simulate_many(scenario, 5)
     assert [row.end_s for row in elsewhere.steps] == [row.end_s for row in here.steps]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.mixed import NodeGroup, cluster_of_groups
+from hdpsim.cost_models.hardware.mixed_cluster import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.experiments.cli.app import cli
@@ -19,8 +19,8 @@ from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import run_setup
 from hdpsim.experiments.studies.cost_to_target import costs_of, mean_price
+from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import load_sweep
 
 SCENARIO = """
 model: llama-3-8b

@@ -10,8 +10,8 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import compare
-from hdpsim.experiments.studies.steps.many_steps import simulate_many
-from hdpsim.experiments.studies.steps.replications import replicate, replicate_runs
+from hdpsim.experiments.studies.many_steps.replications import replicate, replicate_runs
+from hdpsim.experiments.studies.many_steps.run import simulate_many
 
 SMALL = ("data.batch=256K tokens", "data.context=16K", "gpus=16")
 NOISE = ("execution.node_jitter=0.05", "execution.step_jitter=0.05")

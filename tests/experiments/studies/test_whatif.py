@@ -12,7 +12,7 @@ from hdpsim.experiments.studies.changes.whatif import (
     whatif_json,
     whatif_table,
 )
-from hdpsim.experiments.studies.report import mfu_note
+from hdpsim.experiments.studies.step_report import mfu_note
 
 pytestmark = pytest.mark.usefixtures("fake_simulator")
 

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.sweeps.cell import simulate_cell
+from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import load_sweep
 from hdpsim.experiments.sweeps.plots import arrange
 from hdpsim.experiments.sweeps.report import rows_of, sweep_document
 from hdpsim.experiments.sweeps.run import SweepRun, run_sweep
 from hdpsim.experiments.sweeps.store import ResultStore, StoreError
+from hdpsim.experiments.sweeps.worker import simulate_cell
 
 SWEEP = """
 base: quickstart-8gpu
@@ -167,7 +167,7 @@ def test_a_bug_in_one_cell_is_its_row_and_is_tried_again(
         return run_batches(scenario, batches, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("hdpsim.experiments.sweeps.cell.run_batches", buggy)
+        patched.setattr("hdpsim.experiments.sweeps.worker.run_batches", buggy)
         done = run()
     assert (done.count("ok"), done.count("failed")) == (2, 2)
     assert "ZeroDivisionError: oops" in next(r.reason for r in done.results if r.status == "failed")

@@ -8,8 +8,8 @@ import pytest
 
 from hdpsim.cost_models.reading.shipped import names_in, shipped
 from hdpsim.errors import ScenarioError, UserInputError
+from hdpsim.experiments.sweeps.axes import Sweep, load_sweep
 from hdpsim.experiments.sweeps.cells import expand
-from hdpsim.experiments.sweeps.file import Sweep, load_sweep
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:

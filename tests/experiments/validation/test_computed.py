@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.experiments.records.table import shipped_records
+from hdpsim.experiments.records.columns import shipped_records
 from hdpsim.experiments.validation.computed import computed
 from hdpsim.experiments.validation.run import run
 

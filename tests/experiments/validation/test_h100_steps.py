@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hdpsim.experiments.records.table import shipped_records
+from hdpsim.experiments.records.columns import shipped_records
 from hdpsim.experiments.validation.run import run
 
 

@@ -19,7 +19,7 @@ from hdpsim.experiments.records.steps import MeasuredStep, read_steps
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.validation.steps import run
 from hdpsim.simulator.planning import planning_problem
-from hdpsim.simulator.play.pipeline.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.static.given_packs import plan_given_packs
 from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.records.columns import MEASURED_COLUMNS, read_records, shipped_records
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.records.table import MEASURED_COLUMNS, read_records, shipped_records
 from hdpsim.experiments.validation.report import markdown
 from hdpsim.experiments.validation.run import run
 

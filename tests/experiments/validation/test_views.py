@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.records.table import read_records, shipped_records
+from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, setting_of, usual_release
 from hdpsim.experiments.software.run import RunConfig

@@ -17,7 +17,7 @@ import hdpsim
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import VERBS, cli
 from hdpsim.experiments.output.document import Document
-from hdpsim.experiments.records.table import shipped_records
+from hdpsim.experiments.records.columns import shipped_records
 
 TINY = {"data.batch": "64K tokens", "data.context": "16K tokens", "layout.rank_capacity": "8K tokens"}
 SETS = tuple(text for key, value in TINY.items() for text in ("--set", f"{key}={value}"))

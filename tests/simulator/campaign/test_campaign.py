@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.reliability.checkpoint import daly_interval_s
 from hdpsim.cost_models.reliability.failures import Detection, FailureCause, FailureProfile, failure_profile
+from hdpsim.simulator.campaign.between_failures import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
-from hdpsim.simulator.campaign.run import simulate_campaign
+from hdpsim.simulator.campaign.failing_run import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
-from hdpsim.simulator.campaign.stretch import TICKS_PER_S, Pace, Stretch
 
 DAY = 86400.0
 HOUR = 3600.0
@@ -144,7 +144,7 @@ def test_old_cycles_are_summed_up_without_a_trace(monkeypatch: pytest.MonkeyPatc
     )
     closings = []
     for most in (1 << 16, 8):
-        monkeypatch.setattr("hdpsim.simulator.campaign.stretch.MOST_CYCLES", most)
+        monkeypatch.setattr("hdpsim.simulator.campaign.between_failures.MOST_CYCLES", most)
         cycles = Stretch(pace, 0, np.random.default_rng(7))
         end = cycles.checkpoint_after(1000 * 10**6)
         closings.append((end, cycles.fail(end + 10**5), cycles.end(end + 10**5), cycles.at_checkpoint(end)))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from simulator_plans import make_costs, make_plan
 
 from hdpsim.cost_models.reliability.failures import FailureCause, FailureProfile, Scope
+from hdpsim.simulator.campaign.between_failures import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, Fault, Round, TestName
 from hdpsim.simulator.campaign.events import Handling
-from hdpsim.simulator.campaign.run import simulate_campaign
+from hdpsim.simulator.campaign.failing_run import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
-from hdpsim.simulator.campaign.stretch import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.pipeline.program import compile_program
 

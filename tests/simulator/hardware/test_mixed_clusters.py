@@ -12,13 +12,13 @@ from simulator_setups import MODEL, STRATEGIES, small_setup
 
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.mixed import MixedCluster, NodeGroup, cluster_of_groups
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster, NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Node
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.planning import micro_batch_cost
-from hdpsim.simulator.play.pipeline.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName
 from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.step_memory import kind_memory

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulator_setups import MODEL, small_cluster, small_setup
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.mixed import MixedCluster, NodeGroup
+from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster, NodeGroup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.errors import InfeasibleError, OutOfMemoryError

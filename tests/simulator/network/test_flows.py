@@ -17,10 +17,10 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network import problem, sharing, users
+from hdpsim.simulator.network import link_users, rate_problem, sharing
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.use import LinkUse
+from hdpsim.simulator.network.link_use import LinkUse
 
 GPU = Gpu(
     name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=1979e12, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
@@ -227,11 +227,11 @@ def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) 
         (sharing, "FEW", 1000),
         (sharing, "RECOUNT_AFTER", 1),
         (sharing, "RECOUNT_AFTER", 3),
-        (problem, "FEW", 0),  # all in arrays
-        (problem, "FEW", 10**9),  # all in plain Python
-        (users, "MANY", 0),  # no pattern is listed by link
-        (users, "MANY", 4),
-        (users, "KEPT", 0),  # patterns that nobody uses are soon forgotten
+        (rate_problem, "FEW", 0),  # all in arrays
+        (rate_problem, "FEW", 10**9),  # all in plain Python
+        (link_users, "MANY", 0),  # no pattern is listed by link
+        (link_users, "MANY", 4),
+        (link_users, "KEPT", 0),  # patterns that nobody uses are soon forgotten
     ],
 )
 def test_how_the_changed_are_found_and_counted_changes_no_time(

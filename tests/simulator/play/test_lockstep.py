@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_plans import make_costs, make_plan, pipeline_plans
 
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine

@@ -2,8 +2,8 @@ import numpy as np
 from simulator_plans import make_costs, make_plan
 
 from hdpsim.simulator.play.engine import run_engine
-from hdpsim.simulator.play.randomness.machines import Places, log_normal
 from hdpsim.simulator.play.randomness.noise import draw_noise
+from hdpsim.simulator.play.randomness.slow_machines import Places, log_normal
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import ExecutionOptions
 

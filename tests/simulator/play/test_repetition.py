@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from simulator_plans import make_costs, make_plan
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay

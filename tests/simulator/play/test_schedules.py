@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layout.groups import Schedule
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.simulator.play.pipeline import schedules
 from hdpsim.simulator.play.pipeline.schedules import (
     BACKWARD_INPUT,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layout.groups import Schedule
-from hdpsim.cost_models.step.micro_batch import Epilogue, StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.play.shortcuts.lone import LoneRank, run_lone_ranks, turns_of_rank
 from hdpsim.simulator.play.shortcuts.steady import _cut_at, find_cut, find_repetition, lone_step_end

@@ -12,7 +12,7 @@ from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.randomness.noise import clean_probability, draw_noise, synchronised_pause_s

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_plans import Case, cases, make_costs, make_plan, pipeline_plans
 
-from hdpsim.cost_models.layout.groups import Schedule
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.micro_batch import StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import (
     bubble_weight,
     chunks_per_stage,

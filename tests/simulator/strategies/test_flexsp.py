@@ -11,7 +11,7 @@ from simulator_setups import problem_of, small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.pipeline.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.flexsp.buckets import bucket_sizes, equal_chunks
 from hdpsim.simulator.strategies.flexsp.planner import _Times, plan_flexsp

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.layer.attention.attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
-from hdpsim.simulator.play.pipeline.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.setup import OF_PAPERS, Setup
 from hdpsim.simulator.step import simulate_step
 

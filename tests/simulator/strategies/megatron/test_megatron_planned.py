@@ -14,7 +14,7 @@ from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.own_strategy import load_strategy
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.play.pipeline.validate import validate_plan
+from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp
 from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp, layer_flop
 from hdpsim.simulator.strategies.problem import PlanningProblem

@@ -1,0 +1,60 @@
+"""What an import found: a commented scenario, and lists of what was understood and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hdpsim import __version__
+from hdpsim.experiments.other_tools.importer import Imported
+from hdpsim.experiments.other_tools.scenario_text import scenario_text
+from hdpsim.experiments.output.document import Document
+
+_HEADS = {
+    "missing": "Needed, and not in the file:",
+    "assumed": "Filled in:",
+    "unknown": "Not understood:",
+    "not_modelled": "Changes time or memory, but no key of a scenario says so:",
+    "without_effect": "Changes neither time nor memory (logs, checkpoints, seeds, rates, ...):",
+}
+
+
+def _lists(found: Imported) -> dict[str, tuple[str, ...]]:
+    missing = tuple(f"{key}: {words}" for key, words in found.missing.items())
+    return {"missing": missing} | {name: getattr(found, name) for name in _HEADS if name != "missing"}
+
+
+def imported_text(found: Imported) -> str:
+    """The scenario file."""
+    foot: list[str] = []
+    for name, rows in _lists(found).items():
+        if rows:
+            foot += ["", _HEADS[name], *_rows(name, rows)]
+    head = [f"Imported from {found.source} ({found.title}) by hdpsim {__version__}."]
+    if found.missing:
+        head.append("It does not run yet: see the end of the file.")
+    return scenario_text(found.document, found.origins, head, foot[1:])
+
+
+def _rows(name: str, rows: Sequence[str]) -> Iterable[str]:
+    return [f"  {', '.join(rows)}"] if name == "without_effect" else [f"  {row}" for row in rows]
+
+
+def import_document(found: Imported, written: str | None) -> Document:
+    """What `hdpsim import` shows: the file itself, or a word about each list where it was written."""
+    said = {key: option for key, option in found.origins.items() if not key.startswith("run.")}
+    payload = {
+        "format": found.format,
+        "file": found.source,
+        "scenario": found.document,
+        "origins": said,
+        **{name: getattr(found, name) for name in _HEADS},
+        "notes": list(found.scenario.notes) if found.scenario else [],
+        "output": written,
+    }
+    if written is None:
+        return Document(kind="import", payload=payload, blocks=(imported_text(found).rstrip("\n"),))
+    said_of_lists = (
+        "\n".join([_HEADS[name], *_rows(name, rows)]) for name, rows in _lists(found).items() if rows
+    )
+    wrote = f"wrote {written}: a scenario of {found.source} ({found.title})"
+    return Document(kind="import", payload=payload, blocks=(wrote, *said_of_lists))

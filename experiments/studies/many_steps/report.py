@@ -1,0 +1,213 @@
+"""Many steps on one clock as tables and sentences for people, as JSON and as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of
+from hdpsim.experiments.output.plots.steps import plot_steps
+from hdpsim.experiments.output.plots.time import plot_time_breakdown
+from hdpsim.experiments.output.statistics import estimate_json, with_interval
+from hdpsim.experiments.output.words import duration
+from hdpsim.experiments.studies.step_report import (
+    WORTH_A_ROW,
+    account_rows,
+    band_line,
+    mean_step_table,
+    mfu_note,
+    noise_note,
+    scenario_document,
+)
+
+from .run import REASONS, ManySteps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from hdpsim.simulator.many_steps.clock import RunStep
+
+SHOWN_STEPS = 12
+"""Of many steps people see the first ones; files and JSON have all."""
+
+
+_REASON_WORDS = {
+    "data": "data that was not loaded",
+    "plan": "a plan that was not made",
+    "checkpoint": "checkpoints",
+    "host_memory": "room in host memory",
+}
+
+
+def many_steps_document(run: ManySteps) -> Document:
+    """Everything about a run of many steps."""
+    results, files = run_json(run), _files(run)
+    blocks = (_summary(run), mean_step_table(run.account_s(), run.period_s.mean), _first_steps(run))
+    notes = (*_notes(run), *band_line(run.band))
+    return scenario_document(
+        "run",
+        run.scenario,
+        results,
+        more={"data": run.use.document()},
+        blocks=blocks,
+        notes=notes,
+        bands=(run.band,),
+        files=files,
+    )
+
+
+def _files(run: ManySteps) -> tuple[OutputFile, ...]:
+    contents: dict[str, Callable[[], object]] = {
+        "steps.csv": lambda: steps_table(run),
+        "accounts.csv": lambda: list(account_rows(run.account_s(), run.period_s.mean, strategy=run.strategy)),
+        "steps": lambda: _figure(run),
+        "time_breakdown": lambda: plot_time_breakdown({run.strategy: run.account_s()}),
+    }
+    return files_of("run", contents)
+
+
+def _figure(run: ManySteps) -> Figure:
+    return plot_steps(
+        [row.step_s for row in run.steps],
+        {reason: [getattr(row, f"wait_{reason}_s") for row in run.steps] for reason in REASONS},
+        warm_up=run.warm_up,
+        period_s=run.period_s.mean,
+        title=run.strategy,
+    )
+
+
+def run_json(run: ManySteps) -> dict[str, Any]:
+    """What --json says of it."""
+    return {
+        "strategy": run.strategy,
+        "steps": len(run.steps),
+        "warm_up_steps": run.warm_up,
+        "settled": run.has_settled,
+        "end_s": run.end_s,
+        "period_s": estimate_json(run.period_s),
+        "tokens_per_s": estimate_json(run.tokens_per_s),
+        "mfu": run.mfu,
+        "mfu_full": run.mfu_full,
+        "alone_s": run.alone_s,
+        "band": None if run.band is None else run.band.document(run.period_s.mean, run.tokens_per_s.mean),
+        "wait_s": {reason: run.wait_s(reason) for reason in REASONS},
+        "account_s": run.account_s(),
+        "planner_busy_share": run.planner_busy_s / run.end_s,
+        "loaders_busy_share": run.loaders_busy_s / run.end_s,
+        "storage_bytes": run.moved_bytes,
+        "host_memory_bytes": run.host_bytes,
+        "per_step": steps_table(run).records(),
+    }
+
+
+def steps_table(run: ManySteps) -> Table[RunStep]:
+    """One row per step."""
+    columns: tuple[Column[RunStep], ...] = (
+        Column("step", lambda row: row.number),
+        Column("start_s", heading="begins", unit="s", format=",.3f"),
+        Column("end_s", heading="ends", unit="s", format=",.3f"),
+        Column("period_s", heading="period", unit="s", format=".3f"),
+        Column("step_s", heading="step itself", unit="s", format=".3f"),
+        *(
+            Column(
+                f"wait_{reason}_s",
+                heading=f"waits for {reason.replace('_', ' ')}",
+                unit="s",
+                format=lambda seconds: f"{seconds:.3f}" if seconds else "",
+                optional=True,
+            )
+            for reason in REASONS
+        ),
+        Column(
+            "contention_s",
+            heading="storage on its links",
+            unit="s",
+            format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
+            optional=True,
+        ),
+        Column(
+            "carry_over_s",
+            heading="carried over",
+            unit="s",
+            format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
+            optional=True,
+        ),
+        Column("ready_batches", heading="ready"),
+        Column("tokens", lambda row: row.step.tokens, format=","),
+        Column("sequences", lambda row: row.step.sequences, shown=False),
+        Column("tokens_per_s", lambda row: row.step.tokens / row.period_s, heading="tokens/s", format=",.0f"),
+        Column("micro_batches", lambda row: row.step.micro_batches, shown=False),
+        Column("largest_group", lambda row: row.step.largest_group, shown=False),
+        Column("loading_s", lambda row: row.step.path.loading_s, shown=False),
+        Column("planning_s", lambda row: row.step.path.planning_s, shown=False),
+        Column("host_memory_bytes", lambda row: row.step.host_bytes, shown=False),
+        Column("warm_up", lambda row: row.number <= run.warm_up, shown=False),
+    )
+    return Table(title="Steps", columns=columns, rows=run.steps)
+
+
+def _first_steps(run: ManySteps) -> Table[RunStep]:
+    table = steps_table(run)
+    more = len(run.steps) - SHOWN_STEPS
+    return Table(
+        title=table.title,
+        columns=table.columns,
+        rows=run.steps[:SHOWN_STEPS],
+        notes=(f"and {more:,} more: --out DIR writes all as steps.csv, --json prints them",)
+        if more > 0
+        else (),
+    )
+
+
+def _summary(run: ManySteps) -> Table[tuple[str, str]]:
+    count = len(run.settled)
+    what = f"the last {count:,} of {len(run.steps):,} steps" if run.has_settled else f"all {count:,} steps"
+    pairs = [
+        ("period", f"{with_interval(run.period_s, digits=3)} s from the end of a step to the next"),
+        ("throughput", f"{with_interval(run.tokens_per_s)} tokens/s"),
+        ("MFU", f"{run.mfu:.1%} ({run.mfu_full:.1%} if attention counts as a full square)"),
+        ("single steps", _against_single_steps(run)),
+    ]
+    for reason in REASONS:
+        wait_s = run.wait_s(reason)
+        if wait_s > WORTH_A_ROW * run.period_s.mean:
+            waited = sum(getattr(row, f"wait_{reason}_s") > 0 for row in run.settled)
+            words = f"{wait_s:.3f} s a step ({wait_s / run.period_s.mean:.1%}) for {_REASON_WORDS[reason]}"
+            pairs.append(
+                (f"waits, {reason.replace('_', ' ')}", f"{words}; {waited:,} of {count:,} steps wait")
+            )
+    first = run.steps[0]
+    pairs += [
+        ("first step", f"begins after {duration(first.start_s)}: its batch was nobody's before"),
+        ("planner", f"busy {run.planner_busy_s / run.end_s:.1%} of the time"),
+        ("loaders", f"busy {run.loaders_busy_s / run.end_s:.1%} of the time"),
+        ("storage", _storage_words(run)),
+        ("host memory", f"at most {format_quantity(run.host_bytes, 'bytes')} of a node"),
+    ]
+    return facts(f"{run.strategy}, {what}{' (steady state)' if run.has_settled else ''}", pairs)
+
+
+def _against_single_steps(run: ManySteps) -> str:
+    change = run.period_s.mean / run.alone_s - 1.0
+    if abs(change) < 5e-7:
+        return f"{run.alone_s:.3f} s: the same, nothing reaches from one step into another"
+    return f"{run.alone_s:.3f} s, each as if all were like it; on one clock {change:+.2%}"
+
+
+def _storage_words(run: ManySteps) -> str:
+    rate = run.moved_bytes / run.end_s
+    share = rate / run.scenario.run.storage_bytes_per_s
+    return f"{format_quantity(rate, 'bandwidth')} on average, {share:.1%} of what it has"
+
+
+def _notes(run: ManySteps) -> tuple[str, ...]:
+    notes = [mfu_note(run.scenario)]
+    if not run.has_settled:
+        notes.append(
+            f"No steady state: the first {run.warm_up} steps are warm-up (one, and the batches that are on their way "
+            f"when it begins); give --steps {run.warm_up + 2} or more."
+        )
+    if noise := noise_note(run.scenario):
+        notes.append(noise)
+    return (*notes, *run.use.lines, *dict.fromkeys(run.steps[0].step.notes))

@@ -1,0 +1,146 @@
+"""Who uses every link, how much all of them want of it, and which links have less than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+
+from hdpsim.arrays import Bools, Floats, Ints
+from hdpsim.cost_models.network.links import LinkKind, Links
+from hdpsim.simulator.network.activity import Running
+from hdpsim.simulator.network.link_users import Users
+
+TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
+CROWDED = -np.inf  # room of a link that is short or paused
+
+
+class LinkUse:
+    """Demand and capacity of all links.
+
+    A link is *calm* while what all want of it at their own fastest rates is not more than it has, and no congestion
+    control pauses it. It holds nobody up then, and whoever comes or goes changes no rate on it.
+
+    Attributes:
+        is_short: [links]: whether more is wanted of it than it has.
+        effective: [links]: bytes per second that each can carry now.
+    """
+
+    def __init__(self, links: Links, blocked: float) -> None:
+        """*blocked*: share of the time in which a switch pauses its senders while flows collide on an up-link."""
+        self._links, self._blocked = links, blocked
+        self._nominal = links.capacity_bytes_per_s
+        self._capacity = self._nominal.copy()
+        self.effective = self._capacity.copy()
+        self._demand, self._lacking = np.zeros((2, len(links)))  # wanted, and what of it nobody gets
+        self.is_short = np.zeros(len(links), dtype=np.bool_)
+        self._room = self._capacity * (1.0 + TOLERANCE)  # largest demand with which a link stays calm
+        # Layers that hash, as the up-links of every switch: [switches, up-links].
+        self._layers: list[tuple[int, int, Ints]] = []
+        for kind, bins in (("leaf-up", links.leaf.bins), ("spine-up", links.spine.bins)):
+            own = links.of_kind(cast(LinkKind, kind))
+            if bins > 1 and own.stop > own.start and blocked > 0:
+                self._layers.append((own.start, own.stop, np.arange(own.start, own.stop).reshape(-1, bins)))
+        self._users = Users()
+        self.users = self._users.on  # (link): who is on it, with how many flows
+
+    def add(self, one: Running) -> bool:
+        """It wants its links from now on; whether all of them stay calm."""
+        self._users.add(one)
+        activity = one.activity
+        links = activity.pattern.links
+        demand = self._demand[links]
+        demand += activity.wanted
+        self._demand[links] = demand
+        return not _any(demand > self._room[links])
+
+    def remove(self, one: Running) -> bool:
+        """It has left its links; whether all of them were calm."""
+        self._users.remove(one)
+        activity = one.activity
+        links = activity.pattern.links
+        demand = self._demand[links]
+        demand -= activity.wanted
+        self._demand[links] = demand
+        if one.rate != one.limit:
+            self.change_rate(one, one.limit)
+        return not _any(self._room[links] == CROWDED)
+
+    def change_rate(self, one: Running, rate: float) -> None:
+        """It moves that much instead of what it moved."""
+        pattern = one.activity.pattern
+        self._lacking[pattern.links] += pattern.flows * (one.rate - rate)
+
+    def recount(self, slowed: Iterable[Running]) -> None:
+        """Forget rounding: count again what those who are slower than they could be do not get."""
+        self._lacking[:] = 0.0
+        for one in slowed:
+            pattern = one.activity.pattern
+            self._lacking[pattern.links] += pattern.flows * (one.limit - one.rate)
+
+    def carried(self, links: Ints) -> Floats:
+        """What flows over these links."""
+        return np.asarray(self._demand[links] - self._lacking[links])
+
+    def carried_by(self, link: int) -> float:
+        """What flows over this one."""
+        return self._demand.item(link) - self._lacking.item(link)
+
+    def set_capacity(self, numbers: Ints, factor: float) -> None:
+        """These links have *factor* of their usual rate, and are looked at again before anything is calm on them."""
+        self._capacity[numbers] = self._nominal[numbers] * factor
+        self._room[numbers] = CROWDED
+
+    def find_short(self, touched: Ints) -> Ints:
+        """Say anew which of the touched links are short; return those that are or were, and what changed with them."""
+        touched = touched[self._demand.take(touched) > self._room.take(touched)]  # whoever was short has none
+        if not len(touched):
+            return touched
+        direct = len(touched)
+        switches = self._switches(touched)
+        if switches:
+            touched = np.concatenate([touched, *(rows.ravel() for rows in switches)])
+        before, could = self.is_short.take(touched), self.effective.take(touched)
+        have = self._capacity.take(touched)
+        self.effective[touched] = have
+        for rows in switches:
+            self.effective[rows] = self._paused(self._demand.take(rows), self._capacity.take(rows))
+        can = self.effective.take(touched)
+        short = self._demand.take(touched) > can * (1.0 + TOLERANCE)
+        self.is_short[touched] = short
+        self._room[touched] = np.where(short | (can != have), CROWDED, have * (1.0 + TOLERANCE))
+        before |= short
+        changed = before & (can != could)
+        changed[:direct] |= before[:direct]
+        found: Ints = touched[changed]
+        return found
+
+    def _switches(self, touched: Ints) -> list[Ints]:
+        """[switches, up-links] of every layer that hashes: the switches of which an up-link is touched."""
+        rows, numbers = [], touched.tolist() if self._layers else []
+        for first, end, uplinks in self._layers:
+            bins = uplinks.shape[1]
+            if switches := {(link - first) // bins for link in numbers if first <= link < end}:
+                rows.append(uplinks[sorted(switches)])
+        return rows
+
+    def _paused(self, demand: Floats, capacity: Floats) -> Floats:
+        """What is left of a switch's up-links ([switches, up-links]) while flows collide on one of them.
+
+            left = min(capacity, demand) x (1 - b + b max(1, load) / largest load),   load = demand / capacity
+
+        During a share b of the time (blocked_share: what its congestion control needs) the switch pauses whoever
+        sends to it, at the pace of its most loaded up-link. That link itself works on at its full rate. A link that is
+        down drops what it gets, and pauses nobody.
+        """
+        load = np.divide(demand, capacity, out=np.ones_like(demand), where=capacity > 0)
+        load = np.maximum(1.0, load)
+        worst = load.max(axis=1, keepdims=True)
+        paused = np.minimum(capacity, demand) * (1.0 - self._blocked + self._blocked * load / worst)
+        return np.where(worst > 1.0 + TOLERANCE, paused, capacity)
+
+
+def _any(some: Bools) -> bool:
+    """Whether one of *some*, which are not none, is true; quicker than any()."""
+    return some.item(some.argmax())
