@@ -271,7 +271,7 @@ class Setup(Checked):
     @property
     def cp_sharding(self) -> ContextSharding:
         """What groups cut: as stated, or else as the system does it whose strategy this is."""
-        chooses = self.strategy.name == "wlb-llm" and self.strategy.dynamic_groups
+        chooses = self.strategy.name in ("wlb-llm", "hdp-opt") and self.strategy.dynamic_groups
         return self.layout.context.sharding or ("adaptive" if chooses else "document")
 
     @property

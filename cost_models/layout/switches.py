@@ -329,7 +329,7 @@ class Context(Group):
     sharding: ContextSharding | None = switch(None, name="cp_sharding", none="auto")
     """What a group cuts into two chunks a rank, one from either end (zig-zag): every document, which gives all ranks
     the same attention; the pack as a whole, which does not (WLB-LLM's per-sequence sharding); or pack by pack what
-    takes less (adaptive). None = document, but adaptive for the strategy wlb-llm."""
+    takes less (adaptive). None = document, but adaptive for the strategies wlb-llm and hdp-opt."""
     keep_gathered: bool = switch(False, name="cp_keep_gathered", needs=(needs.GATHERED,))
     """all-gather: keys and values stay in memory as they were gathered, so that the backward gathers none again, as in
     the re-implementation of WLB-LLM beside DistCA."""

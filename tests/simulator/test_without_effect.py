@@ -121,5 +121,5 @@ def test_how_packs_are_cut_matters_only_where_ranks_share_packs() -> None:
     assert without_effect(setup, 2) == ()
     (single,) = without_effect(setup, 2, shares_packs=False)
     assert "cp_sharding = pack changes nothing: what ranks share are single sequences" in single
-    (usual,) = named(Layout(cp_sharding="document"))
+    (usual,) = named(Layout(cp_sharding="adaptive"))
     assert "which does so anyway" in usual

@@ -65,26 +65,26 @@ class PackPieces:
     def of(cls, tokens: Ints, offsets: Ints, group_size: Ints) -> PackPieces:
         """Cut micro-batches in CSR form, none of them empty.
 
-        Counted in whole numbers: a pack of T tokens on d ranks has 2 d T units, each of its slices T.
+        Counted in whole numbers through all packs: one of T tokens on d ranks has 2 d T units, each of its slices T.
         """
-        packs, segments, slices = len(group_size), np.diff(offsets), 2 * group_size
-        of_document = np.repeat(np.arange(packs), segments)
-        before = np.cumsum(tokens) - tokens
-        start = (before - before[offsets[:-1]][of_document]) * slices[of_document]
-        of_cut = np.repeat(np.arange(packs), slices - 1)
+        packs, slices = np.arange(len(group_size)), 2 * group_size
         held = np.add.reduceat(tokens, offsets[:-1])
-        cut = ranges(np.ones(packs, dtype=np.int64), slices - 1) * held[of_cut]
-        # A piece begins where a document does, or a slice.
-        pack, begin = np.concatenate((of_document, of_cut)), np.concatenate((start, cut))
-        opens = np.arange(len(begin)) < len(tokens)
-        order = np.lexsort((~opens, begin, pack))
-        pack, begin, document = pack[order], begin[order], np.cumsum(opens[order]) - 1
-        kept = np.ones(len(begin), dtype=bool)
-        kept[1:] = (np.diff(begin) != 0) | (np.diff(pack) != 0)
-        pack, begin, document = pack[kept], begin[kept], document[kept]
-        last = np.append(np.diff(pack) != 0, True)
-        end = np.where(last, (held * slices)[pack], np.append(begin[1:], 0))
-        number = begin // held[pack]
+        pack_end = np.cumsum(held * slices)
+        pack_start = pack_end - held * slices
+        of_document, of_cut = np.repeat(packs, np.diff(offsets)), np.repeat(packs, slices - 1)
+        before = np.cumsum(tokens) - tokens
+        inside = (before - before[offsets[:-1]][of_document]) * slices[of_document]
+        start = pack_start[of_document] + inside
+        cut = pack_start[of_cut] + ranges(np.ones(len(packs), dtype=np.int64), slices - 1) * held[of_cut]
+        # A piece begins where a document does, or a slice; where both do, that is one beginning, the document's.
+        begin = np.concatenate((start, cut))
+        order = np.argsort(begin, kind="stable")
+        kept = np.append(True, np.diff(begin[order]) != 0)
+        document = (np.cumsum(order < len(tokens)) - 1)[kept]
+        begin = begin[order][kept]
+        end = np.append(begin[1:], pack_end[-1])
+        pack = of_document[document]
+        number = (begin - pack_start[pack]) // held[pack]
         first_rank = np.concatenate(([0], np.cumsum(group_size)))
         units = slices[pack].astype(np.float64)
         return cls(

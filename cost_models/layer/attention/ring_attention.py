@@ -42,6 +42,9 @@ CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "double-ring", "all
 """Kinds of context parallelism whose ranks attend with the tokens that they hold."""
 
 
+Cuts = tuple[Cut, PackPieces | None]
+
+
 class RingTimes(NamedTuple):
     """Seconds per layer, [n] each."""
 
@@ -219,7 +222,8 @@ class AttentionCost:
         key = tuple(column.tobytes() for column in columns if column is not None)
 
         def total_s(by_pack: Bools) -> Floats:
-            steps = [self._step_s(batches, by_pack, backward=side) for side in (False, True)]
+            cuts = self._cuts(batches, by_pack)
+            steps = [self._step_s(batches, by_pack, cuts, backward=side) for side in (False, True)]
             forward, backward = (self.ring(steps[side], groups, backward=side) for side in (False, True))
             return forward.total + backward.total
 
@@ -228,17 +232,25 @@ class AttentionCost:
 
         return unheard(lambda: remembered(self._choices, key, chosen))
 
-    def _step_s(self, batches: MicroBatches, by_pack: Bools, *, backward: bool) -> Floats:
+    @staticmethod
+    def _cuts(batches: MicroBatches, by_pack: Bools) -> Cuts:
+        """How every document is cut, and the pieces of packs where some are cut as a whole."""
+        tokens, offsets = batches.segment_tokens, batches.segment_offsets
+        cut = Cut.by_document(tokens, offsets, batches.group_size.astype(np.float64))
+        if not by_pack.any():
+            return cut, None
+        pieces = PackPieces.of(tokens, offsets, batches.group_size)
+        return cut.where(np.repeat(by_pack, np.diff(offsets)), pieces.cut), pieces
+
+    def _step_s(
+        self, batches: MicroBatches, by_pack: Bools, cuts: Cuts | None = None, *, backward: bool
+    ) -> Floats:
         """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
         segment_tokens, segment_offsets = batches.segment_tokens, batches.segment_offsets
         group_size = batches.group_size.astype(np.float64)
         if not len(segment_tokens):
             return np.zeros(len(group_size))
-        cut = Cut.by_document(segment_tokens, segment_offsets, group_size)
-        pieces = None
-        if by_pack.any():
-            pieces = PackPieces.of(segment_tokens, segment_offsets, batches.group_size)
-            cut = cut.where(np.repeat(by_pack, np.diff(segment_offsets)), pieces.cut)
+        cut, pieces = cuts or self._cuts(batches, by_pack)
         per_segment = self.segments.seconds(cut, backward=backward)
         of_rank = per_segment * cut.share**2  # on average, over all ranks and over all steps of their ring
         step = np.add.reduceat(of_rank, segment_offsets[:-1])

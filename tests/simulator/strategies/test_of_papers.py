@@ -92,7 +92,7 @@ def test_wlb_llm_chooses_pack_by_pack_how_to_cut() -> None:
     def sharding(name: str, *changes: str) -> str | None:
         return micro_batch_cost(setup_of(name, *changes)).layout.context.sharding
 
-    assert sharding("wlb-llm") == "adaptive"
+    assert sharding("wlb-llm") == sharding("hdp-opt") == "adaptive"
     assert sharding("wlb-llm", "layout.cp_sharding=document") == "document"
     assert sharding("static") is None  # by document
     mesh = setup_of("wlb-llm", "strategy.dynamic_groups=false")  # which is no longer the paper's
