@@ -126,6 +126,10 @@ def test_a_stack_that_is_named_alone_runs_its_recipes() -> None:
     assert said(replace(BRIDGE, notes="perf recipe X: cuda_graph=None"), *graphs) == [None, None, None]
     servers = replace(BRIDGE, gpu="H100", precision="fp8", tp=2, pp=8, vpp=4, ep=32)
     assert said(servers, "ep_overlap", "fp8_scaling") == [True, "tensor"]
+    dense = replace(servers, model_name="llama3.1-405b", n_experts=None, topk=None, ep=1)
+    assert said(dense, "fp8_scaling") == ["tensor"]
+    assert said(replace(dense, framework="NeMo"), "fp8_scaling") == [None]
+    assert said(replace(dense, framework="NeMo", notes="FP8 current scaling"), "fp8_scaling") == ["tensor"]
     assert said(replace(servers, vpp=1), "ep_overlap") == [None]  # no other micro-batch to hide behind
     assert said(replace(servers, gpu="B300"), "ep_overlap") == [True]
     assert said(replace(servers, gpu="GB200"), "ep_overlap", "cuda_graphs") == [
