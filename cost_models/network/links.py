@@ -213,11 +213,12 @@ class Links:
         for glob, factor in factors.items():
             matching = [number for number, name in enumerate(names) if fnmatchcase(name, glob)]
             if not matching:
-                raise UserInputError(
-                    f"no link of {self.cluster.name} is called {glob!r}; kinds: "
-                    + ", ".join(f"{kind} ({count})" for kind, count in self.count.items() if count)
-                    + f"; the last one is {names[-2]!r}"
+                kinds = [(self.first[kind], count) for kind, count in self.count.items() if count]
+                known = ", ".join(
+                    names[first] + (f" to {names[first + count - 1]}" if count > 1 else "")
+                    for first, count in kinds
                 )
+                raise UserInputError(f"no link of {self.cluster.name} is called {glob!r}; there are {known}")
             capacity[matching] *= factor
         return replace(self, capacity_bytes_per_s=capacity)
 

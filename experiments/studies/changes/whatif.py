@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.baseline import Baseline
 
+_ALL = "all together"
+
 
 def whatif(
     scenario: Scenario,
@@ -60,8 +62,9 @@ def whatif(
 ) -> tuple[Variant, ...]:
     """Simulate the scenario as it is, with each change alone, with the first ones together, and with all of them.
 
-    A change may be of several keys (`layout.tp=4,layout.rank_capacity=8K`). A change that cannot run is a variant with
-    its reason; so is one that makes sense only with another (two chunks a stage without the schedule for them).
+    A change may be of several keys (`layout.tp=4,layout.rank_capacity=8K`). Two changes of one key are alternatives:
+    then none stand together. A change that cannot run is a variant with its reason; so is one that makes sense only
+    with another (two chunks a stage without the schedule for them).
 
     Args:
         scenario: the base.
@@ -71,25 +74,27 @@ def whatif(
         strategies: each gets all rows, one strategy after the other; default: the scenario's own.
 
     Raises:
-        UserInputError: a value that is wrong by itself, or a key that is changed twice.
+        UserInputError: a value that is wrong by itself, or a key that one change has twice.
         InfeasibleError: the scenario itself and every variant of it cannot run.
     """
     groups = [split_group(change) for change in changes]
     together = tuple(change for group in groups for change in group)
-    _refuse_repeated(together, strategies)
+    alternatives = _repeated_key(together)
+    _refuse(groups, together, strategies)
     sets: list[tuple[str, tuple[str, ...]]] = [("base", ())]
     sets += list(zip(changes, groups, strict=True))
-    for count in range(2, len(groups)):
-        sets.append((f"changes 1 to {count}", tuple(change for group in groups[:count] for change in group)))
-    if len(changes) > 1:
-        sets.append(("all together", together))
+    if len(changes) > 1 and not alternatives:
+        for count in range(2, len(groups)):
+            joined = tuple(change for group in groups[:count] for change in group)
+            sets.append((f"changes 1 to {count}", joined))
+        sets.append((_ALL, together))
     of_strategies = run_variants(
         scenario,
         sets,
         strategies=tuple(strategies) or (None,),
         batches=batches,
         report=report,
-        contradictions=_all_make_sense(scenario, together),
+        contradictions=not alternatives and _all_make_sense(scenario, together),
         links=True,
     )
     variants = [variant for of_strategy in of_strategies for variant in of_strategy]
@@ -100,15 +105,19 @@ def whatif(
     return tuple(variants)
 
 
-def _refuse_repeated(changes: Sequence[str], strategies: Sequence[str]) -> None:
+def _repeated_key(changes: Sequence[str]) -> str:
+    """The first key that is changed more than once; empty: none is."""
     keys = [parse_override(change)[0] for change in changes]
-    for index, key in enumerate(keys):
-        if key in keys[:index]:
+    return next((key for index, key in enumerate(keys) if key in keys[:index]), "")
+
+
+def _refuse(groups: Sequence[Sequence[str]], together: Sequence[str], strategies: Sequence[str]) -> None:
+    for group in groups:
+        if key := _repeated_key(group):
             raise UserInputError(
-                f"--set: {key} is changed more than once, so there is no change of all together; give each key once, "
-                f"or put the values on an axis of `hdpsim sweep`"
+                f"--set: one change has {key} twice; values to try instead of each other are a --set each"
             )
-    if strategies and "strategy.name" in keys:
+    if strategies and "strategy.name" in {parse_override(change)[0] for change in together}:
         raise UserInputError(
             "--set: strategy.name is changed, but --strategies says which ones run; give one of them"
         )
@@ -188,7 +197,7 @@ def whatif_files(variants: Sequence[Variant], table: Table[_Row]) -> tuple[Outpu
     """The table, and for every strategy whose base runs what leads from there to all changes together."""
     files = [*files_of("whatif", {"whatif.csv": table.records})]
     for block in blocks(variants):
-        if len(block) > 1 and block[0].feasible:
+        if _joined(block) and block[0].feasible:
             name = block[0].outcome.strategy
             files.append(
                 OutputFile(
@@ -199,6 +208,11 @@ def whatif_files(variants: Sequence[Variant], table: Table[_Row]) -> tuple[Outpu
                 )
             )
     return tuple(files)
+
+
+def _joined(block: Sequence[Variant]) -> bool:
+    """Whether its last row has all changes: there is one, or they are no alternatives."""
+    return len(block) == 2 or block[-1].label == _ALL
 
 
 def waterfall(block: Sequence[Variant]) -> list[Fall]:
@@ -316,6 +330,10 @@ def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> t
     """What a reader of the table must know."""
     base = variants[0]
     lines = list(data_lines(variants))
+    first = blocks(variants)[0]
+    if len(first) > 1 and not _joined(first):
+        key = _repeated_key([change for variant in first for change in variant.changes])
+        lines.append(f"Changes are alternatives ({key} has several values): none are tried together.")
     if base.feasible:
         parts = base.outcome.results[0].memory.largest_parts()
         lines.append(f"Memory of the base, largest parts in GiB: {parts}.")

@@ -45,11 +45,10 @@ def _contention(outcome: Outcome) -> float:
 
 def _flaps(outcome: Outcome) -> str:
     network = outcome.results[0].network
-    return (
-        f", {len(network.flaps):,} link flaps cost {network.flaps_s:.3g} s"
-        if network and network.flaps
-        else ""
-    )
+    if not (network and network.flaps):
+        return ""
+    count = len(network.flaps)
+    return f", {count:,} link {'flap costs' if count == 1 else 'flaps cost'} {network.flaps_s:.3g} s"
 
 
 def _moved_words(now: SeenLinks, was: SeenLinks) -> str:

@@ -10,6 +10,7 @@ from hdpsim.experiments.studies.changes.whatif import (
     whatif,
     whatif_document,
     whatif_json,
+    whatif_lines,
     whatif_table,
 )
 from hdpsim.experiments.studies.step_report import mfu_note
@@ -82,9 +83,11 @@ def test_progress_counts_every_step(scenario: Scenario) -> None:
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_a_key_changed_twice_is_an_error(scenario: Scenario) -> None:
-    with pytest.raises(UserInputError, match=r"gpus is changed more than once"):
-        whatif(scenario, ("gpus=16", "layout.tp=4", "gpus=32"))
+def test_values_of_one_key_are_alternatives_and_never_together(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16", "layout.tp=4", "gpus=32"))
+    assert [variant.label for variant in variants] == ["base", "gpus=16", "layout.tp=4", "gpus=32"]
+    assert any("gpus has several values" in line for line in whatif_lines(variants))
+    assert not any(file.name.startswith("waterfall") for file in whatif_document(scenario, variants).files)
 
 
 def test_changes_that_need_each_other_are_rows_alone_and_run_together(scenario: Scenario) -> None:
@@ -132,9 +135,9 @@ def test_commas_that_separate_changes(text: str, parts: tuple[str, ...]) -> None
     assert split_group(text) == parts
 
 
-def test_a_key_in_two_groups_is_refused(scenario: Scenario) -> None:
-    with pytest.raises(UserInputError, match=r"layout\.tp is changed more than once"):
-        whatif(scenario, ("layout.tp=4,gpus=16", "layout.tp=1"))
+def test_a_key_twice_in_one_change_is_refused(scenario: Scenario) -> None:
+    with pytest.raises(UserInputError, match=r"one change has layout\.tp twice"):
+        whatif(scenario, ("layout.tp=4,layout.tp=1", "gpus=16"))
 
 
 def test_the_first_changes_together_stand_before_all(scenario: Scenario) -> None:
