@@ -60,13 +60,20 @@ def tile_slowdown(cal: Calibration) -> Floats:
 
 
 def tile_efficiency(
-    m: ArrayLike, n: ArrayLike, k: ArrayLike, sm_count: int, cal: Calibration, *, groups: ArrayLike = 1.0
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    sm_count: int,
+    cal: Calibration,
+    *,
+    groups: ArrayLike = 1.0,
+    splits_k: bool = True,
 ) -> Floats:
     """Share of its full rate that a GEMM reaches with the best of the library's tiles and schedules.
 
         w = groups * ceil(m / rows) * ceil(n / columns) / SMs                       waves of tiles
         depth = min( ceil(w) * (k + k_half),                                        whole tiles per SM
-                     w * k + max(w, 1) * k_half + fix-up )                          tiles cut along k (stream-K)
+                     w * k + max(w, 1) * k_half + fix-up )                          tiles cut along k, if it splits_k
         efficiency = groups * m n k / min over tiles of (SMs * rows * columns * slowdown * depth)
 
     Counted: partly filled tiles and waves, prologue and epilogue of a tile, splitting along k, slower small tiles.
@@ -80,10 +87,12 @@ def tile_efficiency(
     tile_rows, tile_columns, _ = (side.reshape(-1, *ones) for side in output_tiles(cal.tile_sides))
     waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
     whole = np.ceil(waves) * (inner + cal.gemm_half_k)
-    cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
+    if splits_k:
+        cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
+        whole = np.minimum(whole, cut)
     slot_flop = (sm_count * tile_rows * tile_columns) * tile_slowdown(cal).reshape(-1, *ones)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = copies * rows * columns * inner / (np.minimum(whole, cut) * slot_flop).min(axis=0)
+        share = copies * rows * columns * inner / (whole * slot_flop).min(axis=0)
     return np.asarray(share)
 
 
@@ -101,6 +110,7 @@ def gemm_s(
     precision: ProductPrecision = "bf16",
     overlap: ArrayLike = 1.0,
     burst: bool = False,
+    splits_k: bool = True,
 ) -> Floats:
     """Seconds of *groups* equal matrix products (m x k) @ (k x n) in one kernel, operands in *precision*.
 
@@ -113,6 +123,7 @@ def gemm_s(
     allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
     all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
     times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
+    *splits_k*: the library has the second schedule of tile_efficiency, too.
     Ignored: quantisation of the operands (see LayerGemms), uneven groups.
     Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
     """
@@ -122,7 +133,7 @@ def gemm_s(
         np.asarray(x, dtype=np.float64) for x in (groups, efficiency, overlap, output_bytes)
     )
     depth = inner / unit.speed_up
-    share = tile_efficiency(rows, columns, depth, gpu.sm_count, cal, groups=copies)
+    share = tile_efficiency(rows, columns, depth, gpu.sm_count, cal, groups=copies, splits_k=splits_k)
     flop = (2.0 * copies) * rows * columns * inner
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = unit.peak_flop_per_s * unit.efficiency * share

@@ -153,14 +153,27 @@ def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> f
     if kind == "hbm_stream":
         return float(memory_bound_s(COPIED_BYTES, gpu, cal))
     if kind == "pcie_copy":
+        _judged(record)
         return COPIED_BYTES / gpu.host_link_bytes_per_s
     raise InfeasibleError(f"kernels of kind {kind} are not modelled one by one")
+
+
+def _judged(record: Mapping[str, str]) -> Instrument:
+    """How a row was measured.
+
+    Raises:
+        InfeasibleError: so that it cannot be judged.
+    """
+    instrument = instrument_of(record)
+    if instrument.refused:
+        raise InfeasibleError(instrument.refused)
+    return instrument
 
 
 def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     m, n, k = _need(record, "m", "n", "k")
     groups = number(record, "groups") or 1.0
-    notes, instrument = record.get("notes") or "", instrument_of(record)
+    notes, instrument = record.get("notes") or "", _judged(record)
     precision = _precision(record.get("dtype") or "")
     grouped = record["kind"] == "grouped_gemm"
     weights = "layout NT" in notes or record.get("direction") == "bwd_grad_w"
@@ -179,7 +192,7 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         overlap = cal.accumulate_overlap
     seconds = gemm_s(
         m, n, k, gpu, cal, efficiency=quality, groups=groups, output_bytes=output_bytes, precision=precision,
-        overlap=overlap, burst=instrument.burst,
+        overlap=overlap, burst=instrument.burst, splits_k=instrument.splits_k,
     )  # fmt: skip
     launches_s = instrument.launch_s + groups * instrument.launch_each_s
     return max(float(seconds) + _casts_s(record, m * k, n * k, gpu, cal, precision), launches_s)
@@ -206,9 +219,7 @@ def _casts_s(
 
 
 def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
-    instrument = instrument_of(record)
-    if instrument.refused:
-        raise InfeasibleError(instrument.refused)
+    instrument = _judged(record)
     shared = re.search(r"\bcp (\d+) \(balanced", record.get("notes") or "")
     share = 1.0 / int(shared[1]) if shared else 1.0  # of the pairs of a document
     length, heads = _need(record, "seq_len", "heads")
@@ -240,9 +251,7 @@ def _communication(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> flo
         raise InfeasibleError("size_bytes not stated")
     size = _need(record, "size_bytes")[0]
     ranks, per_node, nodes = _need(record, "n_ranks", "ranks_per_node", "n_nodes", whole=True)
-    notes, instrument = record.get("notes") or "", instrument_of(record)
-    if instrument.refused:
-        raise InfeasibleError(instrument.refused)
+    notes, instrument = record.get("notes") or "", _judged(record)
     named = instrument.node
     node = catalog.node(named) if named else catalog.node_with(gpu.name, int(per_node))
     stated = _NIC.search(notes)

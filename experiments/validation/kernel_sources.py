@@ -39,6 +39,7 @@ class Instrument:
         zeros_rate: of products of zeros over others by generation of the GPU, and of any `other`.
         cast_bytes: per element of an input, casts that are timed along.
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
+        splits_k: its library may cut tiles of a product along the inner dimension.
         attention: the attention kernel.
         node: the catalog's node; empty for the reference design of the GPU.
         network: what its network is known to deliver (nic_efficiency), and facts of its release (see _OF_A_NETWORK).
@@ -59,6 +60,7 @@ class Instrument:
     zeros_rate: Mapping[str, float] = field(default_factory=dict)
     cast_bytes: float = 0.0
     cast_s: Mapping[str, float] = field(default_factory=dict)
+    splits_k: bool = True
     attention: AttentionKernel = "flash"
     node: str = ""
     network: Mapping[str, Any] = field(default_factory=dict)

@@ -60,6 +60,9 @@ class TestTiles:
         # 8 tiles of 128 x 256 for 64 SMs: w = 1/8, so 80000 k-steps of a tile take 80000 / 8 + 800 on all SMs
         share = tile_efficiency(2 * 128, 4 * 256, 80_000, 64, IDEAL)
         assert share == pytest.approx(10_000 / (10_000 + IDEAL.stream_k_fixup))
+        # whole: 32 tiles of 64 x 128 or 128 x 64 on as many of the 64 SMs, half of them busy
+        whole = tile_efficiency(2 * 128, 4 * 256, 80_000, 64, IDEAL, splits_k=False)
+        assert whole == pytest.approx(0.5 / (1.9 / 1.45))
 
     def test_groups_fill_the_gpu_together(self) -> None:
         assert tile_efficiency(128, 256, 64, 64, IDEAL) < 0.1

@@ -115,6 +115,42 @@ def test_what_cannot_be_predicted_says_why(table: Path, name: str, reason: str) 
     assert reason in row.reason
 
 
+def test_rows_that_do_not_tell_what_was_measured_are_not_judged(tmp_path: Path) -> None:
+    """Sums of a grouped weight gradient have 16 or 32 bits; SMs copy otherwise than copy engines. One's own rows do."""
+    shape, simumax, azure = "64,64,64,8,,10", "SimuMax:configs/system/b200.json", "AI-benchmarking-guide"
+    rows = (
+        f"grouped_gemm,B200-SXM-180G,{shape},{simumax},accumulate True",
+        f"grouped_gemm,B200-SXM-180G,{shape},{simumax},accumulate False",
+        f"grouped_gemm,B200-SXM-180G,{shape},,accumulate True",
+        f"pcie_copy,H100-SXM-80G,,,,,50,,{azure},nvbandwidth",
+        "pcie_copy,H100-SXM-80G,,,,,50,,,nvbandwidth",
+    )
+    path = tmp_path / "kernels.csv"
+    path.write_text(
+        "kind,gpu,m,n,k,groups,value,time_us,source,notes,unit\n" + "".join(f"{row},GB/s\n" for row in rows)
+    )
+    assert [row.reason.split(",")[0] for row in check(path)] == [
+        "sums of 16 or of 32 bits", "", "", "copied by kernels of the SMs", ""
+    ]  # fmt: skip
+
+
+def test_tiles_of_a_library_that_does_not_cut_along_k_go_through_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(
+        "kind,gpu,dtype,m,n,k,time_us\n"
+        + "".join(
+            f"gemm,H800-SXM-80G,{dtype},{m},128,65536,84\n"
+            for dtype in ("fp8", "fp8 (DeepGEMM)")
+            for m in (512, 1024)
+        )
+    )
+    cut, cut_twice, whole, whole_twice = (row.predicted_s for row in check(path))
+    assert None not in (cut, cut_twice, whole, whole_twice)
+    assert cut_twice > 1.5 * cut  # type: ignore[operator]
+    assert whole_twice == pytest.approx(whole, rel=0.1)  # twice the tiles, on SMs that were idle
+    assert whole > 2 * cut_twice  # type: ignore[operator]
+
+
 def test_a_mask_may_be_a_word(tmp_path: Path) -> None:
     head = "kind,gpu,seq_len,heads,head_dim,causal,time_us\n"
     cells = "".join(f"flash_fwd,h100,4096,16,128,{word},500\n" for word in ("1", "True", "0", "false", ""))
@@ -216,7 +252,7 @@ def test_engines_that_scale_their_inputs_start_more_kernels(tmp_path: Path) -> N
         ),
         (
             {"kind": "gemm", "notes": "BEST shape", "dtype": "fp8 1x128"},
-            Instrument(burst=True, not_fitted="the best of a search, not one shape"),
+            Instrument(burst=True, splits_k=False, not_fitted="the best of a search, not one shape"),
         ),
         (
             {"kind": "allreduce", "notes": "Azure ND A100 v4", "n_nodes": "2"},
