@@ -1,4 +1,4 @@
-"""Every link between pages of the documentation leads somewhere, and every page is reachable from its index."""
+"""Links between pages of the documentation lead somewhere, every page is in its index, modules that they name exist."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+OTHERS = {
+    "arguments.py",
+    "p2p_communication.py",
+    "optimizer/distrib_optimizer.py",
+    "experiments/papers/NAME.py",
+}
+"""Files that pages name and that are Megatron-LM's, or for the reader to write."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -33,3 +41,28 @@ def test_every_page_is_in_the_index() -> None:
     }
     pages = set((ROOT / "docs").rglob("*.md")) - {index}
     assert pages <= listed
+
+
+def test_modules_that_pages_name_exist() -> None:
+    rooms = (
+        "cost_models",
+        "simulator",
+        "experiments",
+        "traces",
+        "hdpsim",
+        "tests",
+        "tools",
+        "benchmarks",
+        "docs",
+    )
+    modules = [f"/{file.relative_to(ROOT)}" for room in rooms for file in (ROOT / room).rglob("*.py")]
+    named = {
+        (name, page.name)
+        for page in PAGES
+        for name in re.findall(r"`([\w/.-]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert not [
+        (name, page)
+        for name, page in named
+        if name not in OTHERS and not any(module.endswith(f"/{name}") for module in modules)
+    ]
