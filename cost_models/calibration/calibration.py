@@ -146,7 +146,7 @@ class Calibration(Checked):
     ring_delay_s: Calibrated
     """Mean random delay of one ring hop across nodes (congestion, rendezvous); the slowest of a ring sets its pace."""
     ring_overlap: Calibrated
-    """Share of the shorter of a ring step's transfer and work that really runs beside the longer one."""
+    """Share of its rate that the transfer of a ring step keeps beside work."""
     small_kernel_passes: Calibrated
     """HBM traffic of norms, rotary embedding, residuals and activation relative to the fully fused minimum."""
     kernel_tail_s: Calibrated

@@ -26,6 +26,23 @@ class SentTimes(NamedTuple):
     """The rate that its price assumes."""
 
     @classmethod
+    def of_hops(
+        cls,
+        times: Floats,
+        hop_s: Floats,
+        work_s: Floats,
+        sent_bytes: Floats,
+        bytes_per_s: Floats,
+        *,
+        kept: float,
+        launch_s: float = 0.0,
+    ) -> SentTimes:
+        """Of a ring whose transfers keep so much of their rate beside *work_s*, all of it later (exposed_s)."""
+        rate = np.broadcast_to(bytes_per_s, np.shape(hop_s))
+        fixed_s = hop_s + (1.0 - kept) * work_s - sent_bytes / rate
+        return cls(times, np.maximum(work_s, launch_s), fixed_s, sent_bytes, rate)
+
+    @classmethod
     def of_collective(
         cls,
         seconds: Floats,

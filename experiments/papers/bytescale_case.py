@@ -197,7 +197,7 @@ class Layer:
             spread over the layers.
         ring_step_s: attention kernel of one ring step.
         merge_s: merging one step's partial output.
-        hop_s: one hop's transfer, hidden or not.
+        hop_s: one hop's transfer beside that work, hidden or not.
     """
 
     ranks: int
@@ -244,7 +244,9 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
     attention_s = sum(by_name[name] for name in RING_TERMS)
     ranks = int(batches.group_size[number])
     local_tokens = float(batches.tokens[number]) / ranks  # padding travels too
-    hop_s = cost.attention.hop_s(batches.groups, backward=False)[number]
+    ring_step_s, merge_s = by_name["attention"] / ranks, by_name["ring_merge"] / (ranks - 1)
+    alone_s = float(cost.attention.hop_s(batches.groups, backward=False)[number])
+    kept = setup.calibration.ring_overlap
     return Layer(
         ranks=ranks,
         attention_s=attention_s,
@@ -253,9 +255,9 @@ def _layer(setup: Setup, batches: MicroBatches, number: int) -> Layer:
             setup.model, setup.layout, "mlp", local_tokens, setup.cluster.gpu, setup.calibration
         ),
         rest_s=float(terms.sum()) - attention_s - by_name["logits"],
-        ring_step_s=by_name["attention"] / ranks,
-        merge_s=by_name["ring_merge"] / (ranks - 1),
-        hop_s=float(hop_s),
+        ring_step_s=ring_step_s,
+        merge_s=merge_s,
+        hop_s=min(alone_s / kept, alone_s + (1.0 - kept) * (ring_step_s + merge_s)),
     )
 
 

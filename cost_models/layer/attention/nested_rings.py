@@ -60,9 +60,9 @@ class NestedTimes(NamedTuple):
     """What goes between sets, if they are on several nodes."""
 
 
-def exposed_s(hop_s: Floats, work_s: Floats, overlap: float) -> Floats:
-    """Of a transfer beside work that may slow each other: overlap 1 = not at all."""
-    return np.maximum(0.0, hop_s - work_s) + (1.0 - overlap) * np.minimum(hop_s, work_s)
+def exposed_s(hop_s: Floats, work_s: Floats, kept: float, launch_s: float = 0.0) -> Floats:
+    """Of a transfer that keeps so much of its rate beside work, and of launches, which keep all of theirs."""
+    return np.maximum(np.maximum(0.0, hop_s - kept * work_s), launch_s - work_s)
 
 
 class NestedRings:
@@ -99,13 +99,14 @@ class NestedRings:
         Source: LoongTrain (arXiv 2406.18485, section 4.4), BurstEngine (arXiv 2509.19836, section 3.1).
         """
         nest = Nest.by_node(groups.size, groups.tier, self._per_node)
-        inner_s = np.maximum(self._hop_s(volume, nest.inner, np.zeros_like(groups.tier)), beside.host_s)
+        inner_s = self._hop_s(volume, nest.inner, np.zeros_like(groups.tier))
         outer_s = self._hop_s(volume, nest.outer, groups.tier)
-        work_s, overlap, hops = beside.step_s + beside.merge_s, self._cal.ring_overlap, nest.outer - 1.0
-        round_s = nest.inner * np.maximum(work_s, inner_s)
-        within_s = nest.outer * (nest.inner - 1.0) * exposed_s(inner_s, work_s, overlap)
-        wait_s = within_s + hops * exposed_s(outer_s, round_s, overlap)
-        sent = self._sent(hops, round_s, outer_s, volume, groups.tier)
+        work_s, kept, hops = beside.step_s + beside.merge_s, self._cal.ring_overlap, nest.outer - 1.0
+        waiting_s = exposed_s(inner_s, work_s, kept, beside.host_s)
+        round_s = nest.inner * (work_s + waiting_s)
+        within_s = nest.outer * (nest.inner - 1.0) * waiting_s
+        wait_s = within_s + hops * exposed_s(outer_s, round_s, kept)
+        sent = self._sent(hops, outer_s, round_s, volume, groups.tier)
         return NestedTimes(wait_s, groups.size - 1.0, sent)
 
     def _heads_in_rings(self, beside: Beside, groups: Groups, volume: Floats) -> NestedTimes:
@@ -119,11 +120,12 @@ class NestedRings:
         assert self._exchange is not None
         nest = Nest.by_heads(groups.size, groups.tier, self._per_node, max(1, int(self._heads.heads)))
         volume = volume * np.maximum(1.0, nest.inner / self._heads.kv_heads)
-        hop_s = np.maximum(self._hop_s(volume, nest.outer, groups.tier), beside.host_s)
+        hop_s = self._hop_s(volume, nest.outer, groups.tier)
         work_s, hops = groups.size * beside.step_s / nest.outer + beside.merge_s, nest.outer - 1.0
         spread_s = self._exchange.spread_s(groups.tokens, nest.inner)
-        wait_s = spread_s + hops * exposed_s(hop_s, work_s, self._cal.ring_overlap)
-        return NestedTimes(wait_s, hops, self._sent(hops, work_s, hop_s, volume, groups.tier))
+        wait_s = spread_s + hops * exposed_s(hop_s, work_s, self._cal.ring_overlap, beside.host_s)
+        sent = self._sent(hops, hop_s, work_s, volume, groups.tier, beside.host_s)
+        return NestedTimes(wait_s, hops, sent)
 
     def _hop_s(self, volume_bytes: Floats, members: Floats, tier: Ints) -> Floats:
         """One hop of all ranks to the next set; the slowest of *members* is waited for (AttentionCost.hop_s)."""
@@ -134,6 +136,9 @@ class NestedRings:
             self._fabric.latency_s(tier) + slowest + volume_bytes / self._fabric.bytes_per_s(tier)
         )
 
-    def _sent(self, hops: Floats, hidden_s: Floats, hop_s: Floats, volume: Floats, tier: Ints) -> SentTimes:
-        rate = np.broadcast_to(self._fabric.bytes_per_s(tier), np.shape(hop_s))
-        return SentTimes(np.where(tier > 0, hops, 0.0), hidden_s, hop_s - volume / rate, volume, rate)
+    def _sent(
+        self, hops: Floats, hop_s: Floats, work_s: Floats, volume: Floats, tier: Ints, launch_s: float = 0.0
+    ) -> SentTimes:
+        hops, rate = np.where(tier > 0, hops, 0.0), self._fabric.bytes_per_s(tier)
+        kept = self._cal.ring_overlap
+        return SentTimes.of_hops(hops, hop_s, work_s, volume, rate, kept=kept, launch_s=launch_s)

@@ -67,7 +67,7 @@ class AttentionCost:
     Ring of d ranks, zig-zag halves, local length l = s / d, d steps of which all but the first meet a peer's keys:
         step = sum of 2 w (max(l, tile)^2 + l b_half) / (peak * e)
         hop  = latency + (keys + values of all the rank's tokens) / link
-        t    = d * step + (d - 1) * (merge + max(0, hop - step - merge))
+        t    = d * step + (d - 1) * (merge + max(0, hop - kept * (step + merge)))
 
     Counted: quadratic work per segment (never across segments), kernel ramp, tiles that short pieces leave mostly
     empty, merging of partial outputs, transfers not hidden by the same step's work, slowest hop of the ring.
@@ -181,8 +181,8 @@ class AttentionCost:
                 wait = np.maximum(0.0, wait - step_s)
             return RingTimes(attention, merges, wait)
         merge, hops = self.merge_s(groups.tokens), groups.size - 1.0
-        hop = np.maximum(self.hop_s(groups, backward=backward), self._step_host_s[backward])
-        wait = hops * exposed_s(hop, step_s + merge, self._cal.ring_overlap)
+        kept, launch_s = self._cal.ring_overlap, self._step_host_s[backward]
+        wait = hops * exposed_s(self.hop_s(groups, backward=backward), step_s + merge, kept, launch_s)
         return RingTimes(attention, hops * merge, wait)
 
     def _nested(self, rings: NestedRings, step_s: Floats, groups: Groups, *, backward: bool) -> NestedTimes:
@@ -298,12 +298,12 @@ class AttentionCost:
                 return self._exchange.halves(dealt, groups.size * step_s, linear_s, groups).sent
             hidden_s = step_s if self._gathered_ring else np.zeros_like(step_s)
             return self._exchange.sent(groups, hidden_s, backward=backward)
-        rate = np.broadcast_to(self._link_bytes_per_s(groups), groups.size.shape)
-        volume = self._hop_bytes(groups, backward)
-        return SentTimes(
-            times=np.where(groups.far, groups.size - 1.0, 0.0),
-            hidden_s=np.maximum(step_s + self.merge_s(groups.tokens), self._step_host_s[backward]),
-            fixed_s=self.hop_s(groups, backward=backward) - volume / rate,
-            sent_bytes=volume,
-            bytes_per_s=rate,
+        return SentTimes.of_hops(
+            np.where(groups.far, groups.size - 1.0, 0.0),
+            self.hop_s(groups, backward=backward),
+            step_s + self.merge_s(groups.tokens),
+            self._hop_bytes(groups, backward),
+            self._link_bytes_per_s(groups),
+            kept=self._cal.ring_overlap,
+            launch_s=self._step_host_s[backward],
         )

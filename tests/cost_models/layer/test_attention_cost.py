@@ -135,12 +135,15 @@ class TestRing:
         assert result.attention == pytest.approx([8 * step])
         assert result.wait == pytest.approx([7 * (hop - step)])
 
-    def test_without_overlap_hops_and_work_add(self) -> None:
+    @pytest.mark.parametrize("kept", [0.0, 0.5, 0.75])
+    def test_hops_beside_work_keep_a_part_of_their_rate(self, kept: float) -> None:
         step = 2 * HIDDEN * 8192**2 / PEAK
         hop = 8192 * 2 * KV_HEADS * 128 * 2 / NVLINK
-        cal = replace(IDEAL, ring_overlap=0.0)
+        assert 0.5 * step < hop < 0.75 * step
+        cal = replace(IDEAL, ring_overlap=kept)
         result = times(attention(cal), micro_batches([[4 * 8192]], group_size=[4]))
-        assert result.total == pytest.approx([4 * step + 3 * hop])
+        shown = {0.0: hop, 0.5: hop - 0.5 * step, 0.75: 0.0}[kept]
+        assert result.total == pytest.approx([4 * step + 3 * shown])
 
     def test_short_pieces_cost_a_tile(self) -> None:
         cal = replace(IDEAL, attention_tile_tokens=128)

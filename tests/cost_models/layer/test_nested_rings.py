@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import HIDDEN, IDEAL, KV_HEADS, MODEL, NIC, NVLINK, PEAK, ideal_cluster
 
-from hdpsim.cost_models.layer.attention.nested_rings import Nest
+from hdpsim.cost_models.layer.attention.nested_rings import Nest, exposed_s
 from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost, RingTimes
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.cost_models.network.fabric import FabricModel
@@ -78,6 +79,22 @@ def test_heads_are_spread_within_nodes_and_rings_go_between_them(backward: bool)
     assert times("hybrid", tokens, 8, 0, backward=backward).total[0] == pytest.approx(
         times("ulysses", tokens, 8, 0, backward=backward).total[0]
     )
+
+
+SECONDS = st.floats(0.0, 1.0)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.floats(0.0, 1.0))
+def test_a_step_ends_with_its_work_its_launches_and_its_transfer(
+    hop_s: float, work_s: float, launch_s: float, kept: float
+) -> None:
+    hop, work = np.array([hop_s]), np.array([work_s])
+    step_s = (work + exposed_s(hop, work, kept, launch_s))[0]
+    assert max(hop_s, work_s, launch_s) - 1e-9 <= step_s <= max(hop_s + work_s, launch_s) + 1e-9
+    # the network's replay of what is sent, at the rate that the price assumes, says the same
+    sent = SentTimes.of_hops(np.ones(1), hop, work, hop / 2, np.ones(1), kept=kept, launch_s=launch_s)
+    replayed_s = max(sent.hidden_s[0], sent.fixed_s[0] + sent.sent_bytes[0] / sent.bytes_per_s[0])
+    assert replayed_s == pytest.approx(step_s, abs=1e-9)
 
 
 @given(st.integers(64, 2**20), st.sampled_from([16, 32, 64]), st.booleans())
