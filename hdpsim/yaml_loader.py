@@ -21,6 +21,7 @@ from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, read_text
 
+_PACKAGE = Path(__file__).parent
 _DEPTH, _TOO_DEEP = LIMITS["configuration_depth"]
 _VALUES, _TOO_MANY = LIMITS["configuration_values"]
 
@@ -83,6 +84,13 @@ class _CoreLoader(yaml.SafeLoader):
         return node
 
 
+_Fast = getattr(yaml, "CSafeLoader", _CoreLoader)
+
+
+class _ShippedLoader(_Fast):  # type: ignore[misc, valid-type]
+    """The same on libyaml, ten times as fast: for shipped files, as it takes tabs and says less of faults."""
+
+
 _CoreLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -96,6 +104,7 @@ for _tag, _pattern, _first in (
     ),
 ):
     _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+_ShippedLoader.yaml_implicit_resolvers = _CoreLoader.yaml_implicit_resolvers
 
 
 def load_yaml(source: Path | str) -> Any:
@@ -110,16 +119,17 @@ def load_document(source: Path | str, name: str = "<text>") -> YamlDocument:
         YamlError: not readable, not UTF-8, not YAML, or ambiguous; with file and line.
     """
     text = source if isinstance(source, str) else _read(source)
-    document = _parsed(text, name if isinstance(source, str) else str(source))
+    shipped = isinstance(source, Path) and source.is_relative_to(_PACKAGE)
+    document = _parsed(text, name if isinstance(source, str) else str(source), shipped=shipped)
     return replace(document, data=deepcopy(document.data))
 
 
 @lru_cache(maxsize=32)
-def _parsed(text: str, name: str) -> YamlDocument:
+def _parsed(text: str, name: str, *, shipped: bool) -> YamlDocument:
     """A text that was read before is not parsed anew: studies load one scenario again and again."""
     try:
         text.encode("utf-8")
-        node = yaml.compose(text, Loader=_CoreLoader)
+        node = yaml.compose(text, Loader=_ShippedLoader if shipped else _CoreLoader)
         builder = _Builder(name)
         data = None if node is None else builder.build(node, "")
     except yaml.MarkedYAMLError as error:

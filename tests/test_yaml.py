@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hdpsim
 from hdpsim.yaml_loader import YamlError, load_document, load_yaml
+
+DATA = Path(hdpsim.__file__).parent / "cost_models" / "data"
 
 
 @pytest.mark.parametrize(
@@ -104,3 +107,9 @@ def test_files(tmp_path: Path) -> None:
 def test_any_text_is_read_or_refused_cleanly(text: str) -> None:
     with contextlib.suppress(YamlError):
         load_yaml(text)
+
+
+@pytest.mark.parametrize("path", sorted(DATA.rglob("*.yaml"))[::12], ids=lambda path: path.name)
+def test_shipped_files_mean_the_same_to_the_fast_parser(path: Path) -> None:
+    fast, slow = load_document(path), load_document(path.read_text(encoding="utf-8"))
+    assert (fast.data, fast.lines) == (slow.data, slow.lines)
