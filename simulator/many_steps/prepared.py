@@ -20,7 +20,7 @@ from hdpsim.simulator.many_steps.offload import Offload, hosted_program, offload
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.tight_hosts import HostedProgram
 from hdpsim.simulator.planning import plan_batch
-from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.play.execution import Execution, SharedLinks
 from hdpsim.simulator.play.flows.program import FlowProgram
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
@@ -91,6 +91,7 @@ class PreparedStep:
         flowing: the same of a step whose transfers share links, which it does with the steps beside it.
         hosted: the same of a step that offloads more than hosts hold at once: its forwards wait for room.
         allocator_wait_s: waits for memory at its end, which are in no operation of the program.
+        network: what sharing links and flaps do to the step alone; None: its transfers are independent.
     """
 
     tokens: int
@@ -112,11 +113,22 @@ class PreparedStep:
     hosted: HostedProgram | None
     allocator_wait_s: float
     flowing: FlowProgram | None
+    network: SharedLinks | None = None
 
     @property
     def stages(self) -> int:
         """Pipeline stages that begin on their own."""
         return 1 if self.longest_s is None else len(self.longest_s)
+
+    @property
+    def flaps_s(self) -> float:
+        """What links that go down add to it."""
+        return 0.0 if self.network is None else self.network.flaps_s
+
+    @property
+    def sharing_s(self) -> float:
+        """What transfers that meet on links add to it, beside flaps."""
+        return 0.0 if self.network is None else self.network.contention(self.step_s) * self.network.alone_s
 
     @property
     def host_bytes(self) -> float:
@@ -200,6 +212,7 @@ def prepare_step(
         flowing=flowing,
         hosted=hosted,
         allocator_wait_s=execution.allocator_wait_s,
+        network=execution.network,
     )
 
 

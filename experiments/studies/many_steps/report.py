@@ -119,19 +119,21 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
             )
             for reason in REASONS
         ),
-        Column(
-            "contention_s",
-            heading="storage on its links",
-            unit="s",
-            format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
-            optional=True,
-        ),
-        Column(
-            "carry_over_s",
-            heading="carried over",
-            unit="s",
-            format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
-            optional=True,
+        *(
+            Column(
+                name,
+                take,
+                heading=heading,
+                unit="s",
+                format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
+                optional=True,
+            )
+            for name, take, heading in (
+                ("sharing_s", lambda row: row.step.sharing_s, "transfers that met"),
+                ("flaps_s", lambda row: row.step.flaps_s, "link flaps"),
+                ("contention_s", lambda row: row.contention_s, "storage on its links"),
+                ("carry_over_s", lambda row: row.carry_over_s, "carried over"),
+            )
         ),
         Column("ready_batches", heading="ready"),
         Column("tokens", lambda row: row.step.tokens, format=","),
@@ -177,6 +179,13 @@ def _summary(run: ManySteps) -> Table[tuple[str, str]]:
             pairs.append(
                 (f"waits, {reason.replace('_', ' ')}", f"{words}; {waited:,} of {count:,} steps wait")
             )
+    if run.steps[0].step.network is not None:
+        met_s, flaps_s = (
+            sum(getattr(row.step, name) for row in run.settled) / count for name in ("sharing_s", "flaps_s")
+        )
+        pairs.append(
+            ("links", f"transfers that met cost {met_s:.3f} s a step, links that went down {flaps_s:.3f} s")
+        )
     first = run.steps[0]
     pairs += [
         ("first step", f"begins after {duration(first.start_s)}: its batch was nobody's before"),

@@ -5,17 +5,23 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from simulator_runs import a_step, played
 
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.many_steps.run import simulate_many
+from hdpsim.experiments.studies.many_steps.report import steps_table
+from hdpsim.experiments.studies.many_steps.run import ManySteps, simulate_many
+from hdpsim.simulator.play.execution import SharedLinks
 
 SMALL = ("data.batch=128K tokens", "data.context=16K")
 
@@ -26,6 +32,15 @@ def asked(*arguments: str) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
     document: dict[str, Any] = json.loads(done.stdout)
     return document
+
+
+def test_every_step_has_what_sharing_links_and_flaps_cost_it() -> None:
+    shared = SharedLinks(independent_s=9.0, alone_s=9.0, contention_s=np.zeros(1), flaps_s=0.4)
+    rows = tuple(played([a_step(5.0), replace(a_step(10.0), network=shared)]))
+    table = steps_table(cast(ManySteps, SimpleNamespace(steps=rows, warm_up=0)))
+    assert [row["sharing_s"] for row in table.records()] == pytest.approx([0.0, 0.6])
+    assert [row["flaps_s"] for row in table.records()] == [0.0, 0.4]
+    assert {"+0.600", "+0.400"} <= set(table.drawn().rows[1])
 
 
 @pytest.mark.slow

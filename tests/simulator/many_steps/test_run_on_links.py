@@ -35,8 +35,11 @@ def on_links(**layout: object) -> Setup:
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}])
 def test_without_storage_traffic_steps_on_one_network_are_single_steps(layout):
     setup = on_links(**layout)
-    rows = list(run_of(setup, [prepare_step(setup, LENGTHS, SHARED)] * 3, SHARED))
+    step = prepare_step(setup, LENGTHS, SHARED)
+    rows = list(run_of(setup, [step] * 3, SHARED))
     single = simulate_step(setup, LENGTHS)
+    assert step.network is not None
+    assert step.network.alone_s + step.sharing_s == pytest.approx(single.step_s, rel=1e-12)
     assert [row.period_s for row in rows[1:]] == pytest.approx([single.step_s] * 2, rel=1e-9)
     assert [row.contention_s for row in rows] == pytest.approx([0.0] * 3, abs=1e-9 * single.step_s)
 
