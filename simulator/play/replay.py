@@ -45,9 +45,9 @@ from hdpsim.simulator.play.shortcuts.lockstep import (
     find_teams,
     plan_of_lone_ranks,
 )
-from hdpsim.simulator.play.shortcuts.lone import can_play, run_lone_ranks
+from hdpsim.simulator.play.shortcuts.lone import can_play
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
-from hdpsim.simulator.play.shortcuts.steady import lone_step_end
+from hdpsim.simulator.play.shortcuts.steady import lone_step_end, run_lone_ranks
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:

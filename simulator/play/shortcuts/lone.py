@@ -6,7 +6,7 @@ In which turn the operations are played does not depend on how long they take: i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +15,13 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
-from hdpsim.simulator.play.accounts import StepEnd, book
-from hdpsim.simulator.play.execution import Execution
+from hdpsim.simulator.play.accounts import StepEnd
 from hdpsim.simulator.play.pipeline.chain import make_chain
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
 
-from .repetition import steady_step
-
 
 def can_play(costs: StepCosts) -> bool:
-    """Whether run_lone_ranks knows the schedule of these costs."""
+    """Whether LoneRank knows the schedule of these costs."""
     return costs.alike and costs.pp_overlap and costs.schedule != "dualpipe"
 
 
@@ -41,7 +38,6 @@ class Turns(NamedTuple):
     """The operation, or opening, of its stage before it."""
     source: Ints
     """The operation whose result it takes."""
-    link: Ints
     steps: list[tuple[int, int, int]]
     """(before, source, link) of each."""
     stage: Ints
@@ -89,7 +85,6 @@ def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, coun
         operation=operation,
         before=before_place,
         source=source,
-        link=link,
         steps=list(zip(before_place.tolist(), source.tolist(), link.tolist(), strict=True)),
         stage=stage_of,
         weights=each,
@@ -127,8 +122,6 @@ class PlayedRank(NamedTuple):
     """Of the openings of stages, the input of first links and the operations in turns."""
     done_s: Floats
     """[stages]: when each stage had run its last operation and the weight gradients behind it."""
-    waited_s: Callable[[], Floats]
-    """[stages]: time between operations, waiting for inputs; worked out where it is asked for."""
 
 
 class LoneRank(NamedTuple):
@@ -164,7 +157,7 @@ class LoneRank(NamedTuple):
         """A rank with *count* of *slots* slots, whose stages open at the given times."""
         costs, link_s, delay_s = self.costs, self.link_s, self.delay_s
         if len(link_s) == 1:  # nothing to wait for
-            return PlayedRank(np.zeros(0), opening_s + count * link_s[0], lambda: np.zeros(1))
+            return PlayedRank(np.zeros(0), opening_s + count * link_s[0])
         turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, slots, count)
         ends = [*opening_s.tolist(), 0.0]
         ended = ends.append
@@ -174,26 +167,18 @@ class LoneRank(NamedTuple):
                 free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
                 ended((free_s if free_s >= input_s else input_s) + link_s[link])
         else:
-            work_s = np.zeros(len(turns.steps))
             for before, source, link in turns.steps:
                 free_s, input_s = ends[before], ends[source] + delay_s[link]
                 ended((free_s if free_s >= input_s else input_s) + link_s[link])
         end_s = np.array(ends)
-
-        def waited_s() -> Floats:
-            input_s = end_s[turns.source] + np.array(delay_s)[turns.link]
-            wait_s = np.maximum(input_s - (end_s[turns.before] + work_s), 0.0)
-            return np.bincount(turns.stage, wait_s, costs.stages).astype(np.float64, copy=False)
-
         behind_s = (turns.weights_behind * self.weight_s).sum(axis=1)
-        return PlayedRank(end_s, end_s[turns.last] + behind_s, waited_s)
+        return PlayedRank(end_s, end_s[turns.last] + behind_s)
 
 
 class LoneStep(NamedTuple):
     """A step of ranks that share nothing."""
 
     step_end: StepEnd
-    ranks: list[PlayedRank]
 
     @classmethod
     def of(cls, costs: StepCosts, ranks: Callable[[Floats], list[PlayedRank]], begin_s: Floats) -> LoneStep:
@@ -201,19 +186,4 @@ class LoneStep(NamedTuple):
         epilogue = costs.epilogue
         played = ranks(epilogue.data_s + epilogue.parameter_gather_s + begin_s)
         done_s = np.stack([one.done_s for one in played], axis=1)
-        end = StepEnd.after(done_s, epilogue, begin_s, stage_by_stage=costs.schedule in STAGE_BY_STAGE)
-        return cls(end, played)
-
-
-def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
-    """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
-    rank, slots = LoneRank.of(costs), max(counts)
-
-    def play(opening_s: Floats) -> list[PlayedRank]:
-        return [rank.play(count, slots, opening_s) for count in counts]
-
-    step = steady_step(costs, partial(LoneStep.of, costs, play))
-    waited_s = np.stack([one.waited_s() for one in step.ranks], axis=1)  # [stages, ranks]
-    both_s = costs.forward_terms_s[:, :, 0] + costs.backward_terms_s[:, :, 0]
-    stage_s = both_s[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
-    return book(costs, step.step_end, stage_s[:, :, None] * np.array(counts), waited_s, 0.0)
+        return cls(StepEnd.after(done_s, epilogue, begin_s, stage_by_stage=costs.schedule in STAGE_BY_STAGE))

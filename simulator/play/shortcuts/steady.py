@@ -20,7 +20,8 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.simulator.play.accounts import StepEnd
+from hdpsim.simulator.play.accounts import StepEnd, book
+from hdpsim.simulator.play.execution import Execution
 
 from .lone import LoneRank, LoneStep, PlayedRank, Turns, turns_of_rank
 from .repetition import steady_step
@@ -36,8 +37,29 @@ DRAINING_STAGES: dict[Schedule, int] = {"1f1b": 0, "interleaved": 0, "zb-h1": 0,
 ZB-H2 hurries its input gradients ahead."""
 
 
+ROUNDING = 1e-13
+"""Waits below this share of the time in which they may have been are the rounding of sums."""
+
+
+def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
+    """The execution of ranks with counts[i] equal micro-batches each; nothing but gradients ties them together."""
+    rank, slots = LoneRank.of(costs), max(counts)
+
+    def play(opening_s: Floats) -> list[PlayedRank]:
+        return [_play(rank, n, opening_s) if n == slots else rank.play(n, slots, opening_s) for n in counts]
+
+    end = steady_step(costs, partial(LoneStep.of, costs, play)).step_end
+    both_s = costs.forward_terms_s[:, :, 0] + costs.backward_terms_s[:, :, 0]
+    stage_s = both_s[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
+    term_s = stage_s[:, :, None] * np.array(counts)
+    opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s + end.begin_s
+    waited_s = end.done_s - opening_s[:, None] - term_s.sum(axis=0)
+    waited_s[waited_s < ROUNDING * end.done_s] = 0.0
+    return book(costs, end, term_s, waited_s, 0.0)
+
+
 def lone_step_end(costs: StepCosts, count: int) -> StepEnd:
-    """The end of the step of lone.run_lone_ranks with *count* micro-batches on each rank."""
+    """The end of the step of run_lone_ranks with *count* micro-batches on each rank."""
     rank = LoneRank.of(costs)
 
     def play(opening_s: Floats) -> list[PlayedRank]:
@@ -49,7 +71,8 @@ def lone_step_end(costs: StepCosts, count: int) -> StepEnd:
 def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
     """A rank whose stages open at the given times: when they are done (all else is that of fewer micro-batches)."""
     costs = rank.costs
-    cut = find_cut(costs.schedule, costs.stages, costs.chunks)
+    many = count > 2 * WORTH_A_TRY * costs.stages  # no cut repeats after fewer
+    cut = find_cut(costs.schedule, costs.stages, costs.chunks) if many else None
     few = count if cut is None else cut.least + (count - cut.least) % costs.stages
     while cut is not None and few * WORTH_A_TRY < count:
         played = rank.play(few, few, opening_s)

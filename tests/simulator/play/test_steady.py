@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
-from hdpsim.simulator.play.shortcuts.lone import LoneRank, run_lone_ranks, turns_of_rank
-from hdpsim.simulator.play.shortcuts.steady import _cut_at, find_cut, find_repetition, lone_step_end
+from hdpsim.simulator.play.replay import _run
+from hdpsim.simulator.play.shortcuts.lockstep import plan_of_lone_ranks
+from hdpsim.simulator.play.shortcuts.lone import LoneRank, turns_of_rank
+from hdpsim.simulator.play.shortcuts.steady import (
+    _cut_at,
+    find_cut,
+    find_repetition,
+    lone_step_end,
+    run_lone_ranks,
+)
 
 SHAPES: list[tuple[Schedule, int, int]] = [
     ("1f1b", 2, 1),
@@ -61,7 +69,7 @@ def test_two_stages_by_hand() -> None:
     assert end.done_s[0, 0] == pytest.approx(0.25 + 1001 * 3.0, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(SHAPES),
     st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3),
@@ -72,8 +80,10 @@ def test_the_same_as_playing_all_micro_batches(
     shape: tuple[Schedule, int, int], forward_s: list[float], transfer_s: float, count: int
 ) -> None:
     priced = costs(shape, forward_s, transfer_s)
-    whole = run_lone_ranks(priced, [count])
+    whole = _run(plan_of_lone_ranks(np.array([count])), priced.repeated(count), None)
+    steady = run_lone_ranks(priced, [count])
     assert lone_step_end(priced, count).step_s == pytest.approx(whole.step_s, rel=1e-12)
+    np.testing.assert_allclose(steady.account_s, whole.account_s, rtol=0, atol=1e-12 * whole.step_s)
 
 
 @settings(deadline=None, max_examples=40)
