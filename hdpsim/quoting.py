@@ -77,12 +77,12 @@ def message(text: str) -> str:
     return shortened(printable(cut), LONGEST_MESSAGE)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` when something similar is known, else an empty text."""
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """` (did you mean 'x'?)` when something is known that is as similar as *cutoff* (1: equal), else an empty text."""
     if len(name) > _LONGEST_KNOWN:
         return ""
     by_folded = {option.casefold(): option for option in known}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
     return f" (did you mean {by_folded[close[0]]!r}?)" if close else ""
 
 

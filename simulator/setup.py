@@ -125,7 +125,7 @@ class ExecutionOptions(Checked):
     slow_node_share: Share = 0.0
     """Share of nodes whose forwards are slower by slow_node_factor."""
     slow_node_factor: Annotated[float, RANGES["slow_factor"]] = 1.1
-    """How much longer a slow node takes for the same forward."""
+    """How much longer a slow node takes for the same forward; its backwards keep their time."""
     gpu_spread: Annotated[float, RANGES["gpu_spread"]] | None = None
     """Coefficient of variation of the speed of equal GPUs, the same all the time, drawn from the seed; None = the
     calibration's, and all GPUs at the rate that the slowest of so many is expected to have."""

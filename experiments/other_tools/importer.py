@@ -129,6 +129,11 @@ def _form_of(path: str, text: str) -> str:
         return "torchtitan"
     if ending in (".yaml", ".yml"):
         sections = {line.partition(":")[0] for line in text.splitlines() if line and not line[0].isspace()}
+        if {"cluster", "data"} <= sections:
+            raise UserInputError(
+                f"{path}: is a scenario of hdpsim already: `hdpsim simulate` takes it, `hdpsim export` turns it into "
+                "options of another tool"
+            )
         nemo = sections & {"trainer", "exp_manager", "optim", "strategy"}
         return "nemo" if nemo else "bridge"
     return "megatron"

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -111,6 +111,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
+_MARKS = ("id", "source", "family", "suspect", "complete", "notes")
+"""Columns that say something of the record, and nothing of the run."""
 _SECTIONS = re.compile(r"(?:layout|memory|cluster|model)\..+")
 """Columns that can only be meant as keys of a scenario, well spelled or not."""
 _SWITCHES = (*(key for key in KEYS if key.startswith(("layout.", "memory."))), "cluster.node")
@@ -160,6 +162,14 @@ def read_records(path: str | Path) -> tuple[Record, ...]:
     """
     rows = read_rows(path, REQUIRED_COLUMNS, "records", _other_verb)
     return tuple(_record(where, _with_model_file(where, cells, Path(path).parent)) for where, cells in rows)
+
+
+def misspelt_columns(names: Iterable[str]) -> tuple[str, ...]:
+    """A sentence for every column that is not read, and that is spelled nearly as one that is and is not there."""
+    there = set(names)
+    read = {*_CONFIG, *MEASURED_COLUMNS, *_MARKS}
+    hints = ((name, did_you_mean(name, sorted(read - there), 0.8)) for name in names if name not in read)
+    return tuple(f"column {quoted(name)} is not read{hint}" for name, hint in hints if hint)
 
 
 def _with_model_file(where: str, cells: Mapping[str, str], folder: Path) -> Mapping[str, str]:

@@ -78,6 +78,13 @@ class References:
         found = [one for one in fitted if one is not None]
         if len(found) < len(kinds):
             return None
+        node = part.get("node") if isinstance(part := values.get("cluster"), Mapping) else None
+        if isinstance(node, Mapping) and "gpus" in node and "nics" not in node:
+            kept = cluster.kinds[0].node
+            self._notes.append(
+                f"cluster.node.gpus: nodes of {kept.gpus} GPUs keep the {kept.nics} NICs of the node they are like; "
+                "cluster.node.nics changes them"
+            )
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
         for kind, one in zip(cluster.kinds, found, strict=True):

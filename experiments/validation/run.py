@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
+from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.band import Residual, Residuals
 from hdpsim.experiments.bands.residuals import (
     guessed_residuals,
@@ -19,7 +20,7 @@ from hdpsim.experiments.bands.residuals import (
     shipped_residuals,
 )
 from hdpsim.experiments.output.document import Document
-from hdpsim.experiments.records.columns import Record, read_records, shipped_records
+from hdpsim.experiments.records.columns import Record, misspelt_columns, read_records, shipped_records
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
@@ -86,7 +87,7 @@ def run(
         "groups": _groups(rows),
         "families": _families(rows),
     }
-    lines = summary_lines(payload)
+    lines = (*misspelt_columns(records[0].columns), *summary_lines(payload))
     if residuals is not None:
         found = residuals_of(rows, records, predictions)
         if view == "published":
@@ -102,6 +103,15 @@ def run(
         files=files(payload),
         readme=lines,
     )
+
+
+def why_none(document: Document) -> InfeasibleError | None:
+    """Why no record has a prediction, neither of time nor of memory; None: some have one."""
+    rows: Any = document.payload["records"]
+    if any(row["predicted"] is not None or row["predicted_fits"] is not None for row in rows):
+        return None
+    reasons = dict.fromkeys(f"  {row['record']}: {row['reason']}" for row in rows)
+    return InfeasibleError("no record can be predicted:\n" + "\n".join(list(reasons)[:FEW_RECORDS]))
 
 
 def _prediction(

@@ -38,7 +38,7 @@ def validate(
         hdpsim.validate("runs.csv").to_frame()[["record", "measured", "predicted", "error"]]
 
     The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
-    reason.
+    reason; where none can, `error` of the result says so.
 
     Args:
         records: CSV of training runs (docs/explanation/validation.md); default: the published ones shipped.
@@ -107,17 +107,16 @@ def validate(
 
         if residuals is not None:
             check_residuals(str(residuals), "--write-residuals")
-        return Result(
-            document=of_runs.run(
-                _text(records),
-                memory=memory,
-                calibration=constants,
-                residuals=_text(residuals),
-                without=rules,
-                view=view,
-                report=shown,
-            )
+        document = of_runs.run(
+            _text(records),
+            memory=memory,
+            calibration=constants,
+            residuals=_text(residuals),
+            without=rules,
+            view=view,
+            report=shown,
         )
+        return Result(document=document, error=of_runs.why_none(document))
 
 
 def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]:

@@ -382,6 +382,8 @@ mode = 'full'
     def test_python_is_not_run(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="Python code is not run"):
             imported(tmp_path, "config = 1", "config.py")
+        with pytest.raises(UserInputError, match="is a scenario of hdpsim already"):
+            imported(tmp_path, "model: x\ncluster: y\ndata: {}\n", "mine.yaml")
 
     def test_broken_toml(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="not valid TOML"):

@@ -257,6 +257,14 @@ def test_what_is_legal_but_odd_becomes_a_note() -> None:
     assert "uneven" in notes  # 32 layers on 3 stages
 
 
+def test_nodes_of_other_sizes_keep_their_nics_and_say_so() -> None:
+    larger = ("cluster.node.gpus=16", "gpus=16", "layout.tp=8")
+    notes = resolve_scenario(load_yaml(GOOD), overrides=larger).notes
+    assert any("nodes of 16 GPUs keep the 8 NICs" in note for note in notes)
+    notes = resolve_scenario(load_yaml(GOOD), overrides=(*larger, "cluster.node.nics=16")).notes
+    assert not any("NICs" in note for note in notes)
+
+
 def test_part_of_a_node_is_a_cluster() -> None:
     cluster = resolve_scenario(load_yaml(GOOD), overrides=("gpus=2",)).cluster
     assert (cluster.nodes, cluster.node.gpus) == (1, 2)

@@ -12,9 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.errors import UserInputError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.records.columns import MEASURED_COLUMNS, read_records, shipped_records
+from hdpsim.experiments.records.columns import (
+    MEASURED_COLUMNS,
+    misspelt_columns,
+    read_records,
+    shipped_records,
+)
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.validation.report import markdown
 from hdpsim.experiments.validation.run import run
@@ -273,3 +278,23 @@ def test_the_markdown_names_reasons_beside_how_many_runs_have_them(some: str) ->
     payload = dict(run(some).data())
     payload["summary"] = {**payload["summary"], "unpredicted_reasons": {"layers are not stated": 3}}
     assert "| 3 | layers are not stated |" in markdown(payload)
+
+
+def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
+    row = rows()[0]
+    row["recompte"] = row["remarks"] = ""
+    del row["vpp"]
+    names = [name for name in row if name != "recompute"]
+    assert misspelt_columns(names) == ("column 'recompte' is not read (did you mean 'recompute'?)",)
+    row["vppp"] = ""
+    assert (
+        run(write(tmp_path / "runs.csv", [row])).notes[0] == "column 'vppp' is not read (did you mean 'vpp'?)"
+    )
+
+
+def test_records_none_of_which_is_predicted_end_with_their_reasons(tmp_path: Path) -> None:
+    unknown = rows()[0] | {"model_name": "nobody knows", "layers": ""}
+    result = CliRunner().invoke(cli, ["validate", write(tmp_path / "runs.csv", [unknown])])
+    assert result.exit_code == InfeasibleError.exit_code
+    assert "no record can be predicted" in result.stderr
+    assert "layers is not stated" in result.stderr
