@@ -258,6 +258,8 @@ def check_fits(setup: Setup, report: MemoryReport) -> None:
     if needed <= available:
         needed, available, filled = report.host_bytes, report.host_capacity_bytes, ""
         where = f"the host for each GPU of stage {report.stage}"
+        if _offload_ratio(setup):
+            remedy = "lower strategy.activation_offload or layout.rank_capacity, or raise tp or pp"
     elif report.state_bytes > available:
         experts = ", layout.ep" if setup.model.experts else ""
         remedy = f"fewer tokens do not help: spread the parameters (tp, pp{experts}, layout.sharding, gpus)"

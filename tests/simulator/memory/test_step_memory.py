@@ -103,6 +103,13 @@ def test_offloaded_activations_are_in_host_memory() -> None:
     assert moved.activations == pytest.approx(kept.activations * 2 / MODEL.layers)
 
 
+def test_a_host_too_small_for_offloaded_activations_says_which_key_helps() -> None:
+    setup = static(activation_offload=1.0)
+    small = replace(setup.cluster.node, host_memory_bytes=1.0)
+    with pytest.raises(OutOfMemoryError, match=r"lower strategy\.activation_offload"):
+        simulate_step(replace(setup, cluster=replace(setup.cluster, node=small)), LENGTHS)
+
+
 @pytest.mark.parametrize("executor", ["replay", "engine"])
 @pytest.mark.parametrize("sequences", [64, 72])
 def test_a_host_that_runs_into_a_full_memory_waits_in_every_micro_batch(
