@@ -267,7 +267,7 @@ def load_calibration(path: str | Path) -> Calibration:
     generation = file.text("generation", default=name if name in calibration_names() else "")
     gpus = file.texts("gpus")
     network = file.mapping("network")
-    constants, links = _entries(file.mapping("constants"), _SCALARS, _SCALARS), _entries(network, _NETWORK)
+    constants, links = _entries(file.mapping("constants"), _SCALARS, generation), _entries(network, _NETWORK)
     file.finish()
     settings: dict[str, Any] = {key: entry.value for key, entry in links.items()}
     values = NetworkCalibration()
@@ -288,12 +288,13 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def _entries(
-    section: Fields, known: Sequence[str], needed: Sequence[str] = ()
+    section: Fields, known: Sequence[str], generation: str | None = None
 ) -> dict[str, CalibrationEntry]:
-    """The entries of the constants that are *known*, in the order of the file."""
-    missing = [key for key in needed if not section.has(key)]
+    """The entries of the constants that are *known*, in the order of the file; of a *generation* all must be there."""
+    missing = [key for key in known if generation is not None and not section.has(key)]
     if missing:
-        again = "a file of another version of hdpsim? `hdpsim calibrate` makes it again"
+        like = SHIPPED / f"{generation if generation in calibration_names() else 'hopper'}.yaml"
+        again = f"a file of another version of hdpsim? Copy them from {like}, or `hdpsim calibrate` makes it again"
         section.problems.add(section.key, f"missing {', '.join(missing)}; {again}")
     section.take(*known)
     found = {

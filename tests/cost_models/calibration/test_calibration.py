@@ -74,7 +74,7 @@ def test_a_users_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"without": "launch_s"}, ["constants: missing launch_s", "hdpsim calibrate"]),
+        ({"without": "launch_s"}, ["constants: missing launch_s", "/hopper.yaml", "hdpsim calibrate"]),
         (
             {"extra": "  gemm_speed: {value: 1, meaning: m, source: s}"},
             ["constants.gemm_speed: is not a known key"],
