@@ -153,7 +153,6 @@ def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> f
     if kind == "hbm_stream":
         return float(memory_bound_s(COPIED_BYTES, gpu, cal))
     if kind == "pcie_copy":
-        _judged(record)
         return COPIED_BYTES / gpu.host_link_bytes_per_s
     raise InfeasibleError(f"kernels of kind {kind} are not modelled one by one")
 

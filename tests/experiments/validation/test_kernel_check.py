@@ -115,25 +115,6 @@ def test_what_cannot_be_predicted_says_why(table: Path, name: str, reason: str) 
     assert reason in row.reason
 
 
-def test_rows_that_do_not_tell_what_was_measured_are_not_judged(tmp_path: Path) -> None:
-    """Sums of a grouped weight gradient have 16 or 32 bits; SMs copy otherwise than copy engines. One's own rows do."""
-    shape, simumax, azure = "64,64,64,8,,10", "SimuMax:configs/system/b200.json", "AI-benchmarking-guide"
-    rows = (
-        f"grouped_gemm,B200-SXM-180G,{shape},{simumax},accumulate True",
-        f"grouped_gemm,B200-SXM-180G,{shape},{simumax},accumulate False",
-        f"grouped_gemm,B200-SXM-180G,{shape},,accumulate True",
-        f"pcie_copy,H100-SXM-80G,,,,,50,,{azure},nvbandwidth",
-        "pcie_copy,H100-SXM-80G,,,,,50,,,nvbandwidth",
-    )
-    path = tmp_path / "kernels.csv"
-    path.write_text(
-        "kind,gpu,m,n,k,groups,value,time_us,source,notes,unit\n" + "".join(f"{row},GB/s\n" for row in rows)
-    )
-    assert [row.reason.split(",")[0] for row in check(path)] == [
-        "sums of 16 or of 32 bits", "", "", "copied by kernels of the SMs", ""
-    ]  # fmt: skip
-
-
 def test_tiles_of_a_library_that_does_not_cut_along_k_go_through_all_of_it(tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     path.write_text(
