@@ -47,6 +47,7 @@ from hdpsim.simulator.play.shortcuts.lockstep import (
 )
 from hdpsim.simulator.play.shortcuts.lone import can_play
 from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.shortcuts.side_by_side import run_side_by_side, side_by_side
 from hdpsim.simulator.play.shortcuts.steady import lone_step_end, run_lone_ranks
 
 
@@ -60,6 +61,8 @@ def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Exec
     if lockstep is not None:
         counts, stands_for = lockstep
         return expanded(replay_lone_ranks(costs, counts), stands_for)
+    if noise is not None and side_by_side(plan, costs, noise):
+        return run_side_by_side(plan, costs, noise)
     teams = _teams(plan, costs, noise)
     if teams is None:
         return _run(plan, costs, noise)

@@ -51,7 +51,11 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
     end = steady_step(costs, partial(LoneStep.of, costs, play)).step_end
     both_s = costs.forward_terms_s[:, :, 0] + costs.backward_terms_s[:, :, 0]
     stage_s = both_s[:, costs.kind].sum(axis=2)  # [terms, stages] of one micro-batch
-    term_s = stage_s[:, :, None] * np.array(counts)
+    return booked(costs, end, stage_s[:, :, None] * np.array(counts))
+
+
+def booked(costs: StepCosts, end: StepEnd, term_s: Floats) -> Execution:
+    """The accounts of ranks that share nothing: what a stage does not compute from its opening on it waits."""
     opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s + end.begin_s
     waited_s = end.done_s - opening_s[:, None] - term_s.sum(axis=0)
     waited_s[waited_s < ROUNDING * end.done_s] = 0.0

@@ -1,0 +1,60 @@
+"""Ranks that share nothing, with equal micro-batches on unequal stages: played as columns of one table.
+
+Who follows whom is the same on all of them: every operation is looked at once, for all ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdpsim.arrays import Floats
+from hdpsim.cost_models.step.step_costs import StepCosts
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
+from hdpsim.simulator.plan import HOLE, Plan
+from hdpsim.simulator.play.accounts import StepEnd
+from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.pipeline.chain import make_chain
+
+from .lone import LoneRank, can_play, turns_of_rank
+from .steady import booked
+
+
+def side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> bool:
+    """Whether run_side_by_side can play the plan: its *noise* lasts for the whole step."""
+    return (
+        noise.forward is None
+        and noise.backward is None
+        and costs.members is None
+        and costs.meeting_ranks == 1
+        and can_play(costs)
+        and costs.schedule not in SPLIT_SCHEDULES
+        and len(plan.member_ranks) == plan.micro_batches
+        and bool((np.diff(plan.order_offsets) == plan.order_offsets[1]).all())
+        and not (plan.order == HOLE).any()
+    )
+
+
+def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
+    """Play a *plan* that is side_by_side."""
+    count, rank = int(plan.order_offsets[1]), LoneRank.of(costs)
+    chain = make_chain(costs.schedule, costs.stages, costs.chunks)
+    turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, count, count)
+    backward = np.ones((costs.stages, plan.ranks)) if noise.rank_stage is None else noise.rank_stage.T
+    forward = backward if noise.forward_stage is None else backward * noise.forward_stage.T
+    kinds, stage = chain.kinds(costs.kind), chain.stage[0, : chain.virtual_stages]
+    link_s = chain.along(
+        costs.forward_s[kinds, :1] * forward[stage], costs.backward_s[kinds, :1] * backward[stage]
+    )
+    opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s
+    end_s = np.empty((costs.stages + 1 + len(turns.steps), plan.ranks))
+    end_s[: costs.stages], end_s[costs.stages] = opening_s[:, None], 0.0
+    for place, (before, source, link) in enumerate(turns.steps, costs.stages + 1):
+        start_s = np.maximum(end_s[before], end_s[source] + rank.delay_s[link])
+        np.add(start_s, link_s[link], out=end_s[place])
+    end = StepEnd.after(end_s[turns.last], costs.epilogue, np.zeros(costs.stages), stage_by_stage=False)
+    forward_s, backward_s = (
+        terms_s[:, costs.kind, 0].sum(axis=2)[:, :, None]  # [terms, stages, 1]
+        for terms_s in (costs.forward_terms_s, costs.backward_terms_s)
+    )
+    term_s: Floats = count * (forward_s * forward + backward_s * backward)
+    return booked(costs, end, term_s)
