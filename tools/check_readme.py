@@ -10,7 +10,8 @@ the virtual environment's programs first on PATH:
 
 A command (a line that starts with "$ ", continued while lines end in a backslash) must exit with 0. The lines
 below it must occur in its output in that order; "..." stands for anything, inside a line or as a line of its own.
-Runs of blanks count as one. Commands in blocks of any other language (`sh`, `text`) are not run.
+Runs of blanks count as one. Commands in blocks of any other language (`sh`, `text`) are not run. Pages are run beside
+each other, two at a time, so none may need what another one writes.
 
 Usage: python tools/check_readme.py README.md [MORE.md ...]
 """
@@ -22,12 +23,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
+PAGES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +105,10 @@ def run(example: Example) -> str | None:
     return None
 
 
-def main(arguments: list[str]) -> int:
-    """Check the pages named in *arguments*; return the exit code."""
-    found = [example for name in arguments for example in examples(Path(name))]
-    if not found:
-        print(f"no console blocks in {' '.join(arguments) or 'nothing'}", file=sys.stderr)
-        return 1
+def failures_of(page: Sequence[Example]) -> int:
+    """Run the commands of one page in their order; print how each ended and return how many failed."""
     failures = 0
-    for example in found:
+    for example in page:
         start_s = time.perf_counter()
         problem = run(example)
         failures += problem is not None
@@ -120,7 +119,19 @@ def main(arguments: list[str]) -> int:
         )
         if problem is not None:
             print(problem, file=sys.stderr)
-    print(f"{len(found)} commands, {failures} failed")
+    return failures
+
+
+def main(arguments: list[str]) -> int:
+    """Check the pages named in *arguments*; return the exit code."""
+    pages = [list(examples(Path(name))) for name in arguments]
+    count = sum(map(len, pages))
+    if not count:
+        print(f"no console blocks in {' '.join(arguments) or 'nothing'}", file=sys.stderr)
+        return 1
+    with ThreadPoolExecutor(PAGES_AT_ONCE) as pool:
+        failures = sum(pool.map(failures_of, pages))
+    print(f"{count} commands, {failures} failed")
     return 1 if failures else 0
 
 

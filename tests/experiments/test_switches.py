@@ -86,7 +86,7 @@ def step(model: str, chosen: Switches, *executors: str) -> tuple[StepResult, ...
     )
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(switches())
 @example(("dense", {"layout.cp_kind": "ulysses"}))
 @example(("dense", {"layout.cp_kind": "all-gather", "strategy.name": "hdp-naive"}))
@@ -103,7 +103,7 @@ def test_any_combination_runs_the_same_in_both_executors_or_says_why_not(case: t
     assert engine.step_s == pytest.approx(replay.step_s, rel=1e-9)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(switches(), st.sampled_from(FASTER))
 def test_overlap_and_fusion_never_slow_the_static_mesh(
     case: tuple[str, Switches], change: tuple[str, str, str]

@@ -137,8 +137,11 @@ def silent(base_changes: tuple[str, ...], key: str, value: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_key_changes_the_answer_or_is_named(case: str) -> None:
+    """Every value in half of the cases: the first values of half of the keys, the second of the others, and so on."""
     assert answer(CASES[case]) is not None
-    found = [f"{key}={value}" for key in STEP for value in VALUES[key] if silent(CASES[case], key, value)]
+    place = list(CASES).index(case)
+    asked = [(key, value) for n, key in enumerate(STEP) for value in VALUES[key][(place + n) % 2 :: 2]]
+    found = [f"{key}={value}" for key, value in asked if silent(CASES[case], key, value)]
     assert found == []
 
 
@@ -153,7 +156,7 @@ def mixtures(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(mixtures())
 def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], str, str]) -> None:
     assert not silent(*mixture)

@@ -49,7 +49,7 @@ def scenario_words(setup: Setup) -> tuple[str, ...]:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(STRATEGIES),

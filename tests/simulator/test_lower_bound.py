@@ -34,26 +34,26 @@ def assert_bounded(setup: Setup, lengths: np.ndarray) -> float:
     return over
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(tasks())
 def test_no_step_is_below_its_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(pipelines())
 def test_no_schedule_ends_below_the_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(meetings())
 def test_no_step_of_ranks_that_meet_is_below_its_bound(task: Task):
     assert task.setup.layout.meeting_ranks(task.setup.ranks) > 1
     assert_bounded(task.setup, task.lengths)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["1f1b", "zb-h1", "zb-h2"]),
     st.sampled_from(["ring", "all-gather", "gathered-ring", "double-ring", "hybrid", "disaggregated"]),

@@ -25,7 +25,7 @@ def epilogue_s(result: StepResult) -> float:
     return float(sum(accounts[name] for name in EPILOGUE).min())
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(tasks())
 def test_every_plan_keeps_the_contract(task: Task):
     plan, problem, _ = plan_batch(task.setup, task.lengths)
@@ -43,7 +43,7 @@ def test_every_plan_keeps_the_contract(task: Task):
         assert not plan.offload_ratio.any()
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(tasks(noise=True))
 def test_engine_and_replay_agree_and_accounts_sum_to_the_step(task: Task):
     plan = plan_batch(task.setup, task.lengths)
@@ -56,7 +56,7 @@ def test_engine_and_replay_agree_and_accounts_sum_to_the_step(task: Task):
     assert replay.account_s.min() >= -1e-9 * replay.step_s
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(tasks())
 def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
     strategy = replace(task.setup.strategy, dynamic_groups=True)
@@ -71,7 +71,7 @@ def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
         assert result.makespan_s >= result.plan_ideal_s * (1 - 1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(tasks(noise=True))
 def test_the_same_seed_gives_the_same_result(task: Task):
     once, again = simulate_step(task.setup, task.lengths), simulate_step(task.setup, task.lengths)
@@ -107,14 +107,14 @@ def faster(setup: Setup, part: str) -> Setup:
     return replace(setup, cluster=replace(setup.cluster, node=node))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(tasks(), st.sampled_from(sorted(FASTER)))
 def test_a_plan_never_gets_slower_on_faster_parts(task: Task, part: str):
     plan, *_ = plan_batch(task.setup, task.lengths)
     assert play(faster(task.setup, part), plan) <= play(task.setup, plan) * (1 + 1e-9)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(pipelines(), st.sampled_from(sorted(FASTER)))
 def test_a_plan_never_gets_slower_on_faster_parts_under_any_schedule(task: Task, part: str):
     plan, *_ = plan_batch(task.setup, task.lengths)
@@ -138,7 +138,7 @@ def renamed(plan: Plan, names: np.ndarray) -> Plan:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(tasks(), st.randoms(use_true_random=False))
 def test_the_names_of_equal_ranks_do_not_matter(task: Task, random: object):
     # Ranks of a node are equal, and so are the nodes of a block: permute both.
@@ -156,7 +156,7 @@ def test_the_names_of_equal_ranks_do_not_matter(task: Task, random: object):
     assert play(task.setup, renamed(plan, numbers)) == pytest.approx(before, rel=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
     st.integers(1, 4),

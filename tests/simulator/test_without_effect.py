@@ -89,7 +89,7 @@ def test_targets_without_adapters_are_named() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(tasks(), st.booleans(), st.booleans())
 def test_what_is_said_to_change_nothing_changes_nothing(task: Task, dynamic: bool, padding: bool):
     """With a host link so slow that every transfer to the host shows."""

@@ -113,7 +113,8 @@ def ideal_step_s(
         if kinds is None:
             return ranks, None
         left_s = step_s - weight * kinds.times_s
-        cost = np.where(left_s >= kinds.times_s, kinds.sizes * kinds.times_s / left_s, np.inf)
+        cost = np.full(left_s.shape, np.inf)
+        np.divide(kinds.sizes * kinds.times_s, left_s, out=cost, where=left_s >= kinds.times_s)
         entry = kinds.cheapest(cost)
         return (np.inf, None) if entry is None else (ranks + float(kinds.count @ cost[entry]), entry)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from key_values import VALUES
 
@@ -9,6 +11,7 @@ from hdpsim.experiments.campaigns.report import campaign_remarks
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.simulator.campaign.run import simulate_campaign
 
 SMALL = (
     "gpus=64", "campaign.step=20s", "campaign.duration=4d", "campaign.seeds=2", "campaign.failure_scale=120",
@@ -46,7 +49,8 @@ def outcome(changes: tuple[str, ...], key: str) -> tuple[object, bool]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_step_once")
-def test_a_key_changes_a_campaign_or_is_named() -> None:
+def test_a_key_changes_a_campaign_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hdpsim.experiments.campaigns.run.simulate_campaign", cache(simulate_campaign))
     seen, silent = set(), []
     for case, changes in CASES.items():
         written = load_scenario("quickstart-8gpu", changes).document["campaign"]

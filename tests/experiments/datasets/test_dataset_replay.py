@@ -267,7 +267,7 @@ OPTIONS = ("--set", "data.batch=128K tokens", "--set", "data.context=16K")
 def test_the_command_plays_real_steps_the_same_on_any_number_of_workers(trace: Path, tmp_path: Path) -> None:
     results = [
         invoke(
-            "replay", "quickstart-8gpu", "--trace", trace, "--steps", "6", "--json", "--workers", n, *OPTIONS
+            "replay", "quickstart-8gpu", "--trace", trace, "--steps", "3", "--json", "--workers", n, *OPTIONS
         )
         for n in ("1", "2")
     ]
@@ -277,7 +277,7 @@ def test_the_command_plays_real_steps_the_same_on_any_number_of_workers(trace: P
     checked = scenario(trace, "data.seed=none")
     from hdpsim.experiments.studies.comparing.compare import run_batches
 
-    expected = run_batches(checked, checked.batches(6))
+    expected = run_batches(checked, checked.batches(3))
     assert document["results"]["per_step"]["step_s"] == [result.step_s for result in expected.results]
 
 

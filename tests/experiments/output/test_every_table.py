@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pandas as pd
 import pytest
@@ -12,6 +12,8 @@ import yaml
 
 import hdpsim
 from hdpsim import Result
+from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.files import run_directory
 from hdpsim.experiments.output.files.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,19 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run directories without figures, whose names have no suffix: drawing takes longer than all the rest."""
+    write = run_directory._write_file
+
+    def write_no_figure(run: RunDirectory, file: OutputFile) -> None:
+        if PurePosixPath(file.name).suffix:
+            write(run, file)
+
+    monkeypatch.setattr(run_directory, "_write_file", write_no_figure)
+
+
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("verb", VERBS)
 def test_tables_have_columns_and_values_and_files_are_the_frames(verb: str, tmp_path: Path) -> None:
     result = VERBS[verb](tmp_path)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.papers import paper
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale import (
     PAPER,
@@ -25,7 +26,7 @@ from hdpsim.experiments.papers.megascale import (
     startup,
 )
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, StepJob, job_of, model_flop_per_token
-from hdpsim.experiments.papers.paper import Results, reproduce
+from hdpsim.experiments.papers.paper import Results, reproduce, run_jobs
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
 
 HEADER = "system,model,gpus,global_batch,metric,measured"
@@ -198,7 +199,9 @@ def test_shipped_scenarios_load(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_reproduces_tables_and_campaigns(tmp_path: Path) -> None:
+def test_the_command_reproduces_tables_and_campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hdpsim.experiments.papers.megascale_steps.DRAWS", 2)  # of slow GPUs, instead of four
+    monkeypatch.setattr(paper, "run_jobs", lambda jobs, report, _: run_jobs(jobs, report, 1))
     out = tmp_path / "run"
     done = CliRunner().invoke(cli, ["reproduce", "megascale", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output

@@ -29,7 +29,7 @@ def a_run(setup: Setup, batches, options: RunOptions = BIG) -> Run:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.one_of(tasks(), tasks(noise=True), pipelines()), st.integers(1, 3))
 def test_with_nothing_slow_many_steps_are_single_steps(task: Task, prefetch: int):
     setup = replace(task.setup, data_pipeline=replace(task.setup.data_pipeline, prefetch_steps=prefetch))
@@ -46,7 +46,7 @@ def test_with_nothing_slow_many_steps_are_single_steps(task: Task, prefetch: int
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(st.one_of(tasks(noise=True), pipelines()))
 def test_the_engine_in_the_run_is_the_replay(task: Task):
     quick = replace(task.setup, memory=replace(task.setup.memory, must_fit=False))

@@ -242,10 +242,10 @@ def test_how_the_changed_are_found_and_counted_changes_no_time(
     activities = [
         (start, transfer(links, source, target, volume * 1e10))
         for start, source, target, volume in zip(
-            draw.uniform(0, 2, 300),
-            draw.permutation(np.arange(300) % 64),
-            draw.permutation(np.arange(300) % 64),
-            draw.uniform(1, 5, 300),
+            draw.uniform(0, 1, 150),
+            draw.permutation(np.arange(150) % 64),
+            draw.permutation(np.arange(150) % 64),
+            draw.uniform(1, 5, 150),
             strict=True,
         )
         if source != target

@@ -206,7 +206,7 @@ def test_a_nic_that_eight_gpus_share_costs_what_its_flows_take_from_each_other()
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     st.sampled_from(sorted(CONTENDED)),
     st.sampled_from(["nic-out", "nic-in", "leaf-up", "leaf-down", "spine-up"]),
@@ -292,7 +292,7 @@ def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.one_of(tasks(), tasks(noise=True), pipelines()))
 def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(task: Task):
     setup = replace(task.setup, memory=replace(task.setup.memory, must_fit=False))

@@ -87,7 +87,7 @@ def test_no_static_mesh_is_faster(task: Task, memory: float):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(tasks(), st.booleans())
 def test_naive_waves_are_not_faster(task: Task, capacity_stated: bool):
     setup = balanced(task.setup)
@@ -110,7 +110,7 @@ def test_no_planner_of_another_rule_is_faster(task: Task, name: str):
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     tasks(),
     st.sampled_from(["memory", "memory", "memory", "nvlink", "nic", "flop", "hbm"]),

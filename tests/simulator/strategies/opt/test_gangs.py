@@ -9,7 +9,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.strategies.opt import gangs as gangs_module
 from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs, window_max
-from hdpsim.simulator.strategies.opt.long_sequences import LongSequences
+from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -337,3 +337,10 @@ def test_regions_keep_every_promise_and_bound_what_is_looked_at(
     assert (loads.free_s >= asked + free - 1e-9).all()
     widest = gangs_module.ROOM * max(sizes)
     assert sum(looks) <= max(2 * 500, 2 * len(sizes) * (widest + 8)) + one.ranks
+
+
+def test_a_step_that_the_bubble_of_a_group_fills_has_no_room_for_it_and_warns_of_nothing() -> None:
+    problem = problem_of(small_setup(layout=Layout(pp=2), context=4096), [4096])
+    long = LongSequences(problem)
+    least_s = float(problem.bubble_weight * long.kinds.times_s.max())
+    assert ideal_step_s(problem, long, 0.0, 0.0, least_s)[0] >= least_s
