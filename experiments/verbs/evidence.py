@@ -38,7 +38,7 @@ def validate(
         hdpsim.validate("runs.csv").to_frame()[["record", "measured", "predicted", "error"]]
 
     The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
-    reason; where none can, `error` of the result says so.
+    reason; a file of which none can be is an error.
 
     Args:
         records: CSV of training runs (docs/explanation/validation.md); default: the published ones shipped.
