@@ -19,7 +19,7 @@ SEED = os.environ.get("HDPSIM_FUZZ_SEED", "0")
 INPUTS = os.environ.get("HDPSIM_FUZZ_INPUTS")
 ONLY = os.environ.get("HDPSIM_FUZZ_ONLY")
 
-FEW, MANY = 15, 50
+FEW, MANY = 15, 40
 """Inputs of each format in the fast tests, and in all of them; slow formats get a tenth."""
 MOST_SHOWN = 10
 
