@@ -155,6 +155,8 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
         ("NeMo (Megatron-Core)", 2024, "grok1-314b", True),
         ("NeMo", 2023, "gpt3-175b", True),
         ("NeMo (Megatron-Core)", 2025, "gpt3-175b", False),  # NeMo 2
+        ("NeMo (Megatron-Core)", 2025, "grok1-314b", True),  # still the launcher, to NeMo 24.12
+        ("NeMo/Megatron-Bridge", 2025, "grok1-314b", False),
         ("NeMo/Megatron-Core (MLPerf v4.0)", 2024, "gpt3-175b", False),
         ("Megatron-Bridge", 2024, "gpt3-175b", False),
     ],
@@ -180,6 +182,7 @@ def test_configurations_of_nemos_launcher_with_separate_kernels_of_the_loss(
         ("dgxc", 2024, "nemotron4-15b", False),
         ("dgxc", 2024, "llama3.1-405b", False),
         ("dgxc", 2025, "gpt3-175b", False),  # cuDNN's kernels are on again
+        ("dgxc", 2025, "grok1-314b", True),
         ("nemo", 2024, "gpt3-175b", False),
     ],
 )
@@ -187,6 +190,16 @@ def test_launchers_that_turn_cudnns_attention_off(family: str, year: int, model:
     config = _config(framework="NeMo (Megatron-Core)", year=year, model_name=model, family=family)
     found = setting_of(Run(config), "attention_kernel")
     assert (found is not None and found.value == "flash2") is second
+
+
+@pytest.mark.parametrize("switch", ["attention_kernel", "fused_loss"])
+def test_grok_of_nemo_2_is_not_the_launchers(switch: str) -> None:
+    config = _config(
+        framework="NeMo (Megatron-Core)", year=2025, model_name="grok1-314b", family="dgxc",
+        task="pretrain", notes="expert tensor parallel 4 printed",
+    )  # fmt: skip
+    found = setting_of(Run(config), switch)
+    assert found is None or found.value not in ("flash2", False)
 
 
 LATENT = {
