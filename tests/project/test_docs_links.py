@@ -61,6 +61,15 @@ def test_modules_that_pages_name_exist() -> None:
         for page in PAGES
         for name in re.findall(r"`([\w/.-]+\.py)`", page.read_text(encoding="utf-8"))
     }
+    named |= {
+        (name, file.name)
+        for room in rooms[:5]
+        for file in (ROOT / room).rglob("*.*")
+        if file.suffix in {".py", ".yaml"}
+        for name in re.findall(
+            rf"(?<![\w/.-])(?:{'|'.join(rooms[:5])})/[\w/.-]+\.py", file.read_text(encoding="utf-8")
+        )
+    }
     assert not [
         (name, page)
         for name, page in named

@@ -38,8 +38,10 @@ def _missing_columns(
         return UserInputError(
             f"{path}: its columns are separated by {_OTHER_SEPARATORS[separator]}; expected commas"
         )
+    near = ((name, did_you_mean(name, missing, 0.85)) for name in head if name not in needed)
+    hints = "".join(f"{quoted(name)} is not read{hint}; " for name, hint in near if hint)
     return UserInputError(
-        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; {hints}"
         f"needed: {', '.join(needed)}; found: {shortened(', '.join(head), LONGEST_NAME) or 'nothing'}"
     )
 

@@ -117,6 +117,8 @@ def _refuse(groups: Sequence[Sequence[str]], together: Sequence[str], strategies
             raise UserInputError(
                 f"--set: one change has {key} twice; values to try instead of each other are a --set each"
             )
+        if groups.count(group) > 1:
+            raise UserInputError(f"--set: {','.join(group)} is given more than once")
     if strategies and "strategy.name" in {parse_override(change)[0] for change in together}:
         raise UserInputError(
             "--set: strategy.name is changed, but --strategies says which ones run; give one of them"

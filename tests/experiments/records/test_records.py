@@ -131,6 +131,10 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     [
         ("", "missing columns gpu"),
         (",".join(ROW) + "\n", "holds no records below its header"),
+        (
+            ",".join(ROW).replace("micro_batch", "microbatch"),
+            "column micro_batch; 'microbatch' is not read .did you mean 'micro_batch'",
+        ),
         (",".join(ROW) + "\n1,2\n", "row 2: 2 fields, but the header has"),
         (",".join([*ROW, "tp"]) + "\n", "column tp appears more than once"),
         (";".join(ROW) + "\n", "its columns are separated by semicolons; expected commas"),

@@ -138,6 +138,8 @@ def test_commas_that_separate_changes(text: str, parts: tuple[str, ...]) -> None
 def test_a_key_twice_in_one_change_is_refused(scenario: Scenario) -> None:
     with pytest.raises(UserInputError, match=r"one change has layout\.tp twice"):
         whatif(scenario, ("layout.tp=4,layout.tp=1", "gpus=16"))
+    with pytest.raises(UserInputError, match=r"gpus=16 is given more than once"):
+        whatif(scenario, ("gpus=16", "layout.tp=4", "gpus=16"))
 
 
 def test_the_first_changes_together_stand_before_all(scenario: Scenario) -> None:
