@@ -155,8 +155,7 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
         ("NeMo (Megatron-Core)", 2024, "grok1-314b", True),
         ("NeMo", 2023, "gpt3-175b", True),
         ("NeMo (Megatron-Core)", 2025, "gpt3-175b", False),  # NeMo 2
-        ("NeMo (Megatron-Core)", 2025, "grok1-314b", True),  # still the launcher, to NeMo 24.12
-        ("NeMo/Megatron-Bridge", 2025, "grok1-314b", False),
+        ("NeMo (Megatron-Core)", 2025, "grok1-314b", False),
         ("NeMo/Megatron-Core (MLPerf v4.0)", 2024, "gpt3-175b", False),
         ("Megatron-Bridge", 2024, "gpt3-175b", False),
     ],
@@ -194,12 +193,27 @@ def test_launchers_that_turn_cudnns_attention_off(family: str, year: int, model:
 
 @pytest.mark.parametrize("switch", ["attention_kernel", "fused_loss"])
 def test_grok_of_nemo_2_is_not_the_launchers(switch: str) -> None:
-    config = _config(
-        framework="NeMo (Megatron-Core)", year=2025, model_name="grok1-314b", family="dgxc",
-        task="pretrain", notes="expert tensor parallel 4 printed",
+    launched, recipe = (
+        setting_of(Run(_config(
+            framework="NeMo (Megatron-Core)", year=2025, model_name="grok1-314b", family="dgxc", task="pretrain",
+            notes=notes,
+        )), switch)
+        for notes in ("", "expert tensor parallel 4 printed")
     )  # fmt: skip
-    found = setting_of(Run(config), switch)
-    assert found is None or found.value not in ("flash2", False)
+    assert launched is not None
+    assert launched.value in ("flash2", False)
+    assert recipe is None or recipe.value not in ("flash2", False)
+
+
+def test_both_launchers_of_grok_overlap_tensor_parallel_traffic() -> None:
+    for notes in ("", "expert tensor parallel 4 printed"):
+        config = _config(
+            framework="NeMo", year=2025, model_name="grok1-314b", family="dgxc", notes=notes,
+            n_experts=8, tp=4, sp=True,
+        )  # fmt: skip
+        found = setting_of(Run(config), "tp_overlap")
+        assert found is not None
+        assert found.value is True
 
 
 LATENT = {
