@@ -1,4 +1,4 @@
-"""What holds for all tests: how Hypothesis draws its examples, and which signals the commands under test hear.
+"""What holds for all tests: how Hypothesis draws, what commands under test hear and keep, how figures are written.
 
 Hypothesis draws the same examples every time, and none too slow: on a loaded machine a single example may take long,
 and that is no failure. A change is judged by the examples that the one before was judged by.
@@ -6,11 +6,26 @@ and that is no failure. A change is judged by the examples that the one before w
 
 Whoever starts the tests in the background (`&`, nohup) has Ctrl-C and the end of the terminal ignored, and so would
 every command that the tests start and interrupt.
+
+Where nothing may be written beside the sources, every command would compile all of hdpsim anew: it is kept elsewhere.
+
+Figures of files are laid out, text and all, but not drawn as PNG and SVG, which takes most of many commands' time:
+tests of the drawing itself ask for `pictures`.
 """
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+from matplotlib.figure import Figure
+
+from hdpsim.experiments.output.plots import style
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("search"), derandomize=True)
@@ -20,3 +35,29 @@ for _name, _answer in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal
     _number = getattr(signal, _name, None)  # Windows has no SIGHUP
     if _number is not None and signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _answer)
+
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="hdpsim-tests-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+
+_draw = style.write_figure
+
+
+def _lay_out(figure: Figure, path: Path) -> None:
+    if path.suffix == ".png":  # the SVG is the same figure once more
+        with style.style():
+            figure.draw_without_rendering()
+    path.write_text("laid out only")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _figures_are_laid_out_only() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "write_figure", _lay_out)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures become PNG and SVG."""
+    monkeypatch.setattr(style, "write_figure", _draw)

@@ -82,6 +82,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_prepared_link_is_never_written_through(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"

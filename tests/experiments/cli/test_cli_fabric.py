@@ -79,6 +79,7 @@ def test_the_table_reads_well() -> None:
     assert "Devices: " in printed
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_drawings(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"fabric.{suffix}"
@@ -94,6 +95,7 @@ def refused(*arguments: str) -> str:
     return str(result.exception)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_large_cluster_is_drawn_whole(tmp_path: Path) -> None:
     path = tmp_path / "fabric.png"
     assert run("llama3-24k", "--out", str(path)).exit_code == 0

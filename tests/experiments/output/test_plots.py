@@ -118,6 +118,7 @@ def test_every_public_plot_is_tested() -> None:
     assert {f"plot_{make.__name__}" for make in ALL} == public - {"plot_style"}
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("make", [time_breakdown, scaling, beside_paper])
 def test_saved_as_png_and_svg_with_the_same_bytes_every_time(
     make: Callable[[], Figure], tmp_path: Path
@@ -221,6 +222,7 @@ def test_one_record_is_one_record() -> None:
     assert "\n1 record: median error 5.0%" in figure.axes[0].get_title(loc="left")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_an_unwritable_plot_is_a_users_problem(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="cannot write the plot"):
         save_figure(throughput_bars(), tmp_path / "missing" / "plot")

@@ -83,7 +83,11 @@ def with_more(setup: Setup, part: str, times: float) -> Setup:
 @given(tasks(), st.sampled_from([1.0, 8.0, 64.0]))
 def test_no_static_mesh_is_faster(task: Task, memory: float):
     setup = with_more(balanced(task.setup), "memory", memory)
-    assert simulate_step(setup, task.lengths).step_s <= best_mesh_s(setup, task.lengths) * 1.01
+    try:
+        step_s = simulate_step(setup, task.lengths).step_s
+    except InfeasibleError:  # what the settings need does not fit
+        return
+    assert step_s <= best_mesh_s(setup, task.lengths) * 1.01
 
 
 @pytest.mark.slow
