@@ -85,8 +85,8 @@ def test_no_static_mesh_is_faster(task: Task, memory: float):
     setup = with_more(balanced(task.setup), "memory", memory)
     try:
         step_s = simulate_step(setup, task.lengths).step_s
-    except InfeasibleError:  # what the settings need does not fit
-        return
+    except InfeasibleError:
+        step_s = np.inf
     assert step_s <= best_mesh_s(setup, task.lengths) * 1.01
 
 
