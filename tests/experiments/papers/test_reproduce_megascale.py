@@ -201,6 +201,7 @@ def test_shipped_scenarios_load(name: str) -> None:
 @pytest.mark.slow
 def test_the_command_reproduces_tables_and_campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hdpsim.experiments.papers.megascale_steps.DRAWS", 2)  # of slow GPUs, instead of four
+    monkeypatch.setitem(PUBLISHED["weak_scaling"], "gpus", PUBLISHED["weak_scaling"]["gpus"][:2])
     monkeypatch.setattr(paper, "run_jobs", lambda jobs, report, _: run_jobs(jobs, report, 1))
     out = tmp_path / "run"
     done = CliRunner().invoke(cli, ["reproduce", "megascale", "--out", str(out), "--json"])

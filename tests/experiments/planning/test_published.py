@@ -13,7 +13,7 @@ from hdpsim.experiments.planning.search.work import work_on
 from hdpsim.experiments.records.scenario import record_scenario
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 
-BUDGET_S = 6.0
+BUDGET_S = 2.0
 
 
 def llama3(context: str, cp: int) -> Scenario:
