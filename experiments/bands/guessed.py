@@ -29,7 +29,7 @@ NEW = 0.3  # the say of all sources left out, as records at no distance
 class GuessedResiduals(Residuals):
     """Validated runs as they are predicted from the name of their software alone."""
 
-    about = "its software is not stated"
+    about = "no release of its software is stated"
 
     def __init__(
         self, rows: Sequence[Residual], needed_alone: Floats | None = None, needed_new: Floats | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import Report, run_batches, silent
-from hdpsim.simulator.settings import CHANGES_NOTHING
+from hdpsim.simulator.settings import CHANGES_NOTHING, FIELDS
 
 from .checks import CHECKS, HIDDEN_BY_OTHERS, Check
 from .observed import Observed
@@ -199,11 +199,18 @@ def _together(trials: Trials, findings: Sequence[Finding]) -> tuple[Overrides, E
 
 
 def _without_effect(observed: Observed) -> Iterator[Finding]:
-    """Settings that change nothing, each with its default as the change: it saves no time."""
+    """Settings that change nothing, each with its default as the change: it saves no time.
+
+    Not those that the software stack sets: the scenario does not have them.
+    """
     trials = observed.trials
+    of_stack = {setting.switch for setting in trials.scenario.settings}
     notes = dict.fromkeys((*_in_all_batches(trials), *trials.base.hidden_notes))
     for note in notes:
         key = note.partition(" = ")[0]
+        leaf = key.rpartition(".")[2]
+        if FIELDS.get(leaf, leaf) in of_stack:
+            continue
         default = _default(observed, key)
         change = overrides_of({key: default}) if default is not None else ()
         gain_s = trials.gain_s(change) if change else None

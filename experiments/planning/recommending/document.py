@@ -90,6 +90,7 @@ def _answer(found: Recommendation) -> str:
     best = found.best
     cost = "at an unknown price" if best.usd is None else f"for {usd_words(best.usd)}"
     what = "The cheapest" if found.aim == "usd" else "The fewest"
+    searched = " Not all layouts were looked at: a larger --budget may find fewer GPUs, or cheaper ones."
     study = best.study
     return (
         f"{what}: {best.gpus:,} x {best.scenario.cluster.gpu.name} ({found.types[0].layout}) train "
@@ -97,6 +98,7 @@ def _answer(found: Recommendation) -> str:
         f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
         f"the rest. "
         f"The probability of being done in {found.goal.days:g} days is {best.probability:.0%}."
+        f"{'' if all(result.complete for result in found.types) else searched}"
     )
 
 
@@ -129,10 +131,8 @@ def _reason(result: TypeResult) -> str:
 def _notes(found: Recommendation) -> tuple[str, ...]:
     best = found.best
     asked = f"GPUs meet the date if they do with a probability of {found.confidence:.0%} (--confidence)."
-    searched = "Not all layouts were looked at: a larger --budget may find fewer GPUs, or cheaper ones."
     return (
         asked,
-        *(() if all(result.complete for result in found.types) else (searched,)),
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "
         f"{best.study.plan.seeds} runs of a campaign with failures, restarts and checkpoints (the keys campaign.*).",
         best.study.costs.price.note,

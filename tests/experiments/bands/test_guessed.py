@@ -104,7 +104,7 @@ def test_a_scenario_says_its_software_by_a_release_or_a_switch() -> None:
 def test_the_note_of_a_guess_says_so() -> None:
     setup = load_scenario("quickstart-8gpu").setup()
     lengths = np.full(8, 4096, dtype=np.int64)
-    assert setup_band(setup, lengths).note.endswith("; its software is not stated")
+    assert setup_band(setup, lengths).note.endswith("; no release of its software is stated")
     assert "not stated" not in setup_band(replace(setup, software_stated=True), lengths).note
 
 
@@ -134,4 +134,4 @@ def test_a_file_of_plain_records_gets_the_bands_of_guesses_whoever_they_are_from
     (own,), (plainly,) = (run(str(path), view=view).data()["records"] for view in ("published", "plain"))
     assert own["predicted"] == plainly["predicted"]
     assert own["fidelity"] == plainly["fidelity"]
-    assert own["fidelity"].endswith("its software is not stated")
+    assert own["fidelity"].endswith("no release of its software is stated")

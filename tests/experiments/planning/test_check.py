@@ -179,6 +179,14 @@ def test_settings_that_change_nothing_are_findings_whose_change_saves_nothing() 
     assert finding.gain_s.mean == 0.0
 
 
+def test_what_the_software_sets_is_not_the_scenarios_to_leave_out() -> None:
+    stacked = small("software=megatron-core 0.13")
+    of_stack = [setting.switch for setting in stacked.settings]
+    found = check(stacked, checks=[])
+    assert of_stack
+    assert not [finding for finding in found.findings if any(name in finding.seen for name in of_stack)]
+
+
 def test_money_is_price_times_gpu_hours_of_the_lost_share() -> None:
     scenario = small("cluster.node.gpu.price=2USD/h", layout={"recompute": "full"})
     document = check_document(only(scenario, "recomputation"), tokens=1e12).data()
