@@ -361,7 +361,8 @@ def test_strategies_differ_in_nothing_but_the_strategy() -> None:
 
 @pytest.mark.slow
 def test_published_cells_are_predicted() -> None:
-    document = reproduce(PAPER, str(FOLDER.path / "cells.csv"), batches=2).data()
+    judged = replace(PAPER, sections=tuple(one for one in PAPER.sections if one.name == "order"))
+    document = reproduce(judged, str(FOLDER.path / "cells.csv"), batches=2, workers=1).data()
     assert document["summary"]["count"] == 60
     assert document["summary"]["median_abs_error"] <= 0.12
     assert document["summary"]["max_abs_error"] <= 0.35

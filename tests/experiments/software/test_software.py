@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -15,7 +14,6 @@ from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, ScenarioError, UserInputError
-from hdpsim.experiments.bands.residuals import shipped_residuals
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.switches import switches_of
@@ -33,7 +31,6 @@ from hdpsim.experiments.software.rules import (
     switches,
 )
 from hdpsim.experiments.software.run import RunConfig
-from hdpsim.experiments.validation.run import run as validate
 from hdpsim.simulator.step import simulate_step
 
 READINGS = {
@@ -368,17 +365,6 @@ def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
     )  # fmt: skip
     said = setting_of(Run(config), "tp_overlap")
     assert (said and said.value) == overlaps
-
-
-@pytest.mark.slow
-def test_inferred_rules_carry_little_of_the_accuracy() -> None:
-    """With all inferred rules off the median may rise by 1.5 points at most."""
-    shipped = shipped_residuals()
-    errors = np.abs(np.expm1(shipped.log_error[shipped.quality == 1.0]))  # of all complete runs
-    without = validate(without=frozenset({"inferred"})).data()["summary"]["complete_pretraining"]
-    assert without["count"] > 0.9 * len(errors)
-    assert without["median_abs_error"] <= np.median(errors) + 0.015
-    assert without["p90_abs_error"] <= np.quantile(errors, 0.9) + 0.03
 
 
 @pytest.mark.parametrize(

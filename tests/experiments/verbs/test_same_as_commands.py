@@ -113,17 +113,20 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], hdpsim.Result]]] = {
         (QUICK, "--gpus", "32", "--pattern", "ring", "--set", "cluster.fabric.routing=ecmp"),
         lambda: hdpsim.flows(QUICK, {"cluster.fabric.routing": "ecmp"}, gpus=32, pattern="ring"),
     ),
-    "check-strategy": (("hdp-naive", "--ranks", "12"), lambda: hdpsim.check_strategy("hdp-naive", ranks=12)),
+    "check-strategy": (("hdp-naive", "--ranks", "3"), lambda: hdpsim.check_strategy("hdp-naive", ranks=3)),
 }
 SEARCHES: dict[str, tuple[tuple[str, ...], Callable[[], hdpsim.Result]]] = {
-    "check": ((QUICK, *SETS, "--batches", "1"), lambda: hdpsim.check(QUICK, TINY, batches=1)),
+    "check": (
+        (QUICK, *SETS, "--set", "strategy.name=static", "--batches", "1"),
+        lambda: hdpsim.check(QUICK, {**TINY, "strategy.name": "static"}, batches=1),
+    ),
     "plan": (
         (QUICK, *SETS, "--batches", "1", "--search", "layout.tp=1,2", "--search", "layout.pp=1",
-         "--search", "strategy.name=hdp-opt", "--search", "layout.recompute=full", "--budget", "none",
+         "--search", "strategy.name=hdp-naive", "--search", "layout.recompute=full", "--budget", "none",
          "--workers", "1"),
         lambda: hdpsim.plan(
             QUICK, TINY, batches=1, budget=None, workers=1,
-            searched=["layout.tp=1,2", "layout.pp=1", "strategy.name=hdp-opt", "layout.recompute=full"],
+            searched=["layout.tp=1,2", "layout.pp=1", "strategy.name=hdp-naive", "layout.recompute=full"],
         ),
     ),
     "recommend": (
