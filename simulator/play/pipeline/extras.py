@@ -79,8 +79,8 @@ def make_extras(program: Program, parts: Parts) -> Extras:
     none = np.zeros(0, dtype=np.int64)
     part_wait_s, feeds = part_work_s, [Feeds(none, none, np.zeros(0))]
     if not costs.pp_overlap:
-        part_wait_s = part_work_s + _blocking_gaps_s(parts, chain, transfer_s)
-        feeds.append(_blocking_feeds(parts, chain, transfer_s))
+        part_wait_s = part_work_s + blocking_gaps_s(parts, chain, transfer_s)
+        feeds.append(blocking_feeds(parts, chain, transfer_s))
     hidden_s = np.zeros(size)
     if not chain.merged:
         _add_unsplit_weights(program, parts)
@@ -162,7 +162,7 @@ def _pair_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
     return Feeds(backward - len(transfer_s), parts.operation[forward], delay_s)
 
 
-def _blocking_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
+def blocking_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
     """What holds a stage whose sends and receives block, besides its own operations and inputs; see above."""
     size = len(parts.operation)
     link, unit = np.divmod(parts.operation, len(transfer_s))
@@ -191,7 +191,7 @@ def _batches(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
     return np.cumsum(new) - 1, first, np.append(first[1:], len(process)) - 1, process
 
 
-def _blocking_gaps_s(parts: Parts, chain: Chain, transfer_s: Floats) -> Floats:
+def blocking_gaps_s(parts: Parts, chain: Chain, transfer_s: Floats) -> Floats:
     """By part: how long the transfers after the process's operation before it hold the process."""
     link, unit = np.divmod(parts.operation, len(transfer_s))
     batch, first, _, process = _batches(parts)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Bools, Ints, offsets_of
-from hdpsim.cost_models.step.step_costs import StepCosts
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.plan import HOLE, Entries, Plan
 
@@ -47,18 +47,20 @@ class Parts:
     weights: WeightGradients
 
 
-def pipeline_parts(plan: Plan, costs: StepCosts, chain: Chain, entries: Entries) -> Parts:
+def pipeline_parts(
+    plan: Plan, entries: Entries, chain: Chain, schedule: Schedule, stages: int, chunks: int
+) -> Parts:
     """Return the parts of all processes of a pipeline."""
     slots = int(np.diff(plan.order_offsets).max(initial=0))
     entry_at = np.full((plan.ranks, slots), HOLE, dtype=np.int64)
     entry_at[entries.rank, entries.slot] = np.arange(len(entries.rank))
-    virtual_stages = np.array(virtual_stage_table(costs.schedule, costs.stages, costs.chunks))
+    virtual_stages = np.array(virtual_stage_table(schedule, stages, chunks))
     none = np.zeros(0, dtype=np.int64)
     parts: list[tuple[Ints, Ints, Ints, Bools, Bools, Ints]] = []
     weights: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
     parts_before = 0
-    for stage in range(costs.stages):
-        order = stage_order(costs.schedule, costs.stages, costs.chunks, stage, slots)
+    for stage in range(stages):
+        order = stage_order(schedule, stages, chunks, stage, slots)
         virtual = virtual_stages[stage, order.chunk]
         is_weight = order.op == BACKWARD_WEIGHT
         is_part = chain.has_link(order.op, virtual) & ~is_weight

@@ -135,7 +135,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         if times.factors is not None:
             part_own_s = add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
-        parts = pipeline_parts(plan, costs, chain, entries)
+        parts = pipeline_parts(plan, entries, chain, costs.schedule, costs.stages, costs.chunks)
         part_operation, part_offsets = parts.operation, parts.offsets
         operation_s = chain.along(forward_s, backward_s).ravel()
         if times.factors is not None:

@@ -16,13 +16,18 @@ from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.play.accounts import StepEnd
-from hdpsim.simulator.play.pipeline.chain import make_chain
+from hdpsim.simulator.play.pipeline.chain import Chain, make_chain
+from hdpsim.simulator.play.pipeline.extras import blocking_feeds, blocking_gaps_s
+from hdpsim.simulator.play.pipeline.parts import pipeline_parts
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
+
+from .lockstep import plan_of_lone_ranks
 
 
 def can_play(costs: StepCosts) -> bool:
     """Whether LoneRank knows the schedule of these costs."""
-    return costs.alike and costs.pp_overlap and costs.schedule != "dualpipe"
+    split = costs.schedule in SPLIT_SCHEDULES
+    return costs.alike and costs.schedule != "dualpipe" and (costs.pp_overlap or not split)
 
 
 class Turns(NamedTuple):
@@ -40,6 +45,8 @@ class Turns(NamedTuple):
     """The operation whose result it takes."""
     steps: list[tuple[int, int, int]]
     """(before, source, link) of each."""
+    held: list[tuple[float, list[int]]]
+    """Of each, where transfers block: how many hold its stage before it, and whose hold it besides its input's."""
     stage: Ints
     weights: Ints
     """[operations, chunks]: weight gradients that the stage runs before each, by chunk."""
@@ -50,8 +57,10 @@ class Turns(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, count: int) -> Turns:
-    """What a rank with *count* of *slots* slots does."""
+def turns_of_rank(
+    schedule: Schedule, stages: int, chunks: int, slots: int, count: int, *, overlap: bool = True
+) -> Turns:
+    """What a rank with *count* of *slots* slots does; without *overlap* transfers block."""
     chain = make_chain(schedule, stages, chunks)
     table = np.array(virtual_stage_table(schedule, stages, chunks))
     orders: list[list[int]] = []  # operations of each stage
@@ -66,7 +75,11 @@ def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, coun
         weight = np.flatnonzero(is_weight & exists)
         np.add.at(before, (np.cumsum(kept)[weight], order.chunk[weight]), 1)
         weights.append(before)
-    operation = np.array(_in_turns(orders, chain.stage[0].tolist(), count), dtype=np.int64)
+    pairs, gaps = np.empty((2, 0), dtype=np.int64), None
+    if not overlap:
+        pairs, gaps = _blocking(chain, schedule, stages, chunks, count)
+    turns = _in_turns(orders, chain.stage[0].tolist(), count, pairs.tolist())
+    operation = np.array(turns, dtype=np.int64)
     place = np.empty(len(operation) + count, dtype=np.int64)
     place[:count] = stages  # the input of first links
     place[operation + count] = np.arange(len(operation)) + stages + 1
@@ -81,11 +94,17 @@ def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, coun
     before_place = np.empty(len(operation), dtype=np.int64)
     before_place[by_stage] = np.concatenate([places[:-1] for places in chains])
     source, link = place[operation], operation // count
+    held: list[tuple[float, list[int]]] = []
+    if gaps is not None:
+        held = [(gap, []) for gap in gaps[operation].tolist()]
+    for needed, waiting in (place[pairs + count] - [[0], [stages + 1]]).T.tolist():
+        held[waiting][1].append(needed)
     return Turns(
         operation=operation,
         before=before_place,
         source=source,
         steps=list(zip(before_place.tolist(), source.tolist(), link.tolist(), strict=True)),
+        held=held,
         stage=stage_of,
         weights=each,
         weights_behind=np.array([before[-1] for before in weights]),
@@ -93,22 +112,48 @@ def turns_of_rank(schedule: Schedule, stages: int, chunks: int, slots: int, coun
     )
 
 
-def _in_turns(orders: list[list[int]], stage_of: list[int], count: int) -> list[int]:
-    """The operations of all stages, each after the one before it on its stage and the one that feeds it."""
+def rank_turns(costs: StepCosts, slots: int, count: int) -> Turns:
+    """What a rank with *count* of *slots* slots does at these costs."""
+    shape = costs.schedule, costs.stages, costs.chunks
+    return turns_of_rank(*shape, slots, count, overlap=costs.pp_overlap)
+
+
+def _blocking(chain: Chain, schedule: Schedule, stages: int, chunks: int, count: int) -> tuple[Ints, Floats]:
+    """Operations (needed, waiting) of a rank whose transfers block, and how many of them hold each."""
+    plan, each = plan_of_lone_ranks(np.array([count])), np.ones(count)
+    parts = pipeline_parts(plan, plan.entries, chain, schedule, stages, chunks)
+    feeds, gaps = blocking_feeds(parts, chain, each), np.zeros(chain.links * count)
+    gaps[parts.operation] = blocking_gaps_s(parts, chain, each)
+    pairs = np.unique([feeds.before, feeds.after], axis=1)
+    return pairs[:, pairs[1] - pairs[0] != count], gaps  # without inputs, which wait for the same transfer
+
+
+def _in_turns(orders: list[list[int]], stage_of: list[int], count: int, pairs: list[list[int]]) -> list[int]:
+    """The operations of all stages, each after the one before it on its stage and those that feed it.
+
+    *pairs*: (needed, waiting) besides the chain.
+    """
     turns: list[int] = []
     size = len(stage_of) * count
-    fed = [True] * count + [False] * (size - count)
+    missing = [0] * count + [1] * (size - count)
+    also: dict[int, list[int]] = {}
+    for needed, waiting in zip(*pairs, strict=True):
+        also.setdefault(needed, []).append(waiting)
+        missing[waiting] += 1
     place = [0] * len(orders)
     todo = list(range(len(orders)))
     while todo:
         stage = todo.pop()
         order, at = orders[stage], place[stage]
-        while at < len(order) and fed[order[at]]:
+        while at < len(order) and not missing[order[at]]:
             turns.append(order[at])
             following = order[at] + count
             if following < size:
-                fed[following] = True
+                missing[following] -= 1
                 todo.append(stage_of[following // count])
+            for waiting in also.get(order[at], ()):
+                missing[waiting] -= 1
+                todo.append(stage_of[waiting // count])
             at += 1
         place[stage] = at
     assert len(turns) == size, "a pipeline alone cannot stop"
@@ -158,7 +203,7 @@ class LoneRank(NamedTuple):
         costs, link_s, delay_s = self.costs, self.link_s, self.delay_s
         if len(link_s) == 1:  # nothing to wait for
             return PlayedRank(np.zeros(0), opening_s + count * link_s[0])
-        turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, slots, count)
+        turns = rank_turns(costs, slots, count)
         ends = [*opening_s.tolist(), 0.0]
         ended = ends.append
         if costs.schedule in SPLIT_SCHEDULES:
@@ -166,6 +211,14 @@ class LoneRank(NamedTuple):
             for (before, source, link), own_s in zip(turns.steps, work_s.tolist(), strict=True):
                 free_s, input_s = ends[before] + own_s, ends[source] + delay_s[link]
                 ended((free_s if free_s >= input_s else input_s) + link_s[link])
+        elif not costs.pp_overlap:
+            hold_s = float(costs.transfer_s[0])
+            for (before, source, link), (transfers, others) in zip(turns.steps, turns.held, strict=True):
+                start_s = max(ends[before] + transfers * hold_s, ends[source] + delay_s[link])
+                for other in others:
+                    if ends[other] + hold_s > start_s:
+                        start_s = ends[other] + hold_s
+                ended(start_s + link_s[link])
         else:
             for before, source, link in turns.steps:
                 free_s, input_s = ends[before], ends[source] + delay_s[link]

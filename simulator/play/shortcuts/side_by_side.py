@@ -5,6 +5,8 @@ Who follows whom is the same on all of them: every operation is looked at once, 
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from hdpsim.arrays import Floats
@@ -15,7 +17,7 @@ from hdpsim.simulator.play.accounts import StepEnd
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.pipeline.chain import make_chain
 
-from .lone import LoneRank, can_play, turns_of_rank
+from .lone import LoneRank, can_play, rank_turns
 from .steady import booked
 
 
@@ -38,7 +40,7 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
     """Play a *plan* that is side_by_side."""
     count, rank = int(plan.order_offsets[1]), LoneRank.of(costs)
     chain = make_chain(costs.schedule, costs.stages, costs.chunks)
-    turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, count, count)
+    turns = rank_turns(costs, count, count)
     backward = np.ones((costs.stages, plan.ranks)) if noise.rank_stage is None else noise.rank_stage.T
     forward = backward if noise.forward_stage is None else backward * noise.forward_stage.T
     kinds, stage = chain.kinds(costs.kind), chain.stage[0, : chain.virtual_stages]
@@ -48,8 +50,13 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
     opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s
     end_s = np.empty((costs.stages + 1 + len(turns.steps), plan.ranks))
     end_s[: costs.stages], end_s[costs.stages] = opening_s[:, None], 0.0
-    for place, (before, source, link) in enumerate(turns.steps, costs.stages + 1):
-        start_s = np.maximum(end_s[before], end_s[source] + rank.delay_s[link])
+    hold_s = float(costs.transfer_s[0])
+    ordered = zip(turns.steps, turns.held or repeat((0.0, [])), strict=False)
+    for place, ((before, source, link), (transfers, others)) in enumerate(ordered, costs.stages + 1):
+        free_s = end_s[before] + transfers * hold_s if transfers else end_s[before]
+        start_s = np.maximum(free_s, end_s[source] + rank.delay_s[link])
+        for other in others:
+            np.maximum(start_s, end_s[other] + hold_s, out=start_s)
         np.add(start_s, link_s[link], out=end_s[place])
     end = StepEnd.after(end_s[turns.last], costs.epilogue, np.zeros(costs.stages), stage_by_stage=False)
     forward_s, backward_s = (

@@ -23,7 +23,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.play.accounts import StepEnd, book
 from hdpsim.simulator.play.execution import Execution
 
-from .lone import LoneRank, LoneStep, PlayedRank, Turns, turns_of_rank
+from .lone import LoneRank, LoneStep, PlayedRank, Turns, rank_turns, turns_of_rank
 from .repetition import steady_step
 
 EQUAL = 1e-14
@@ -76,11 +76,12 @@ def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
     """A rank whose stages open at the given times: when they are done (all else is that of fewer micro-batches)."""
     costs = rank.costs
     many = count > 2 * WORTH_A_TRY * costs.stages  # no cut repeats after fewer
-    cut = find_cut(costs.schedule, costs.stages, costs.chunks) if many else None
+    shape = costs.schedule, costs.stages, costs.chunks
+    cut = find_cut(*shape, overlap=costs.pp_overlap) if many else None
     few = count if cut is None else cut.least + (count - cut.least) % costs.stages
     while cut is not None and few * WORTH_A_TRY < count:
         played = rank.play(few, few, opening_s)
-        turns = turns_of_rank(costs.schedule, costs.stages, costs.chunks, few, few)
+        turns = rank_turns(costs, few, few)
         end_s = np.empty(len(turns.operation))
         end_s[turns.operation] = played.end_s[-len(end_s) :]
         found = find_repetition(cut, end_s.reshape(-1, few))
@@ -138,14 +139,16 @@ def find_repetition(cut: Cut, end_s: Floats) -> Repetition | None:
 
 
 @lru_cache(maxsize=256)
-def find_cut(schedule: Schedule, stages: int, chunks: int) -> Cut | None:
+def find_cut(schedule: Schedule, stages: int, chunks: int, *, overlap: bool = True) -> Cut | None:
     """The cut of a schedule; None where its order does not repeat, or has nothing to wait for."""
     if schedule not in DRAINING_STAGES or stages == 1:
         return None
-    count, step = 8 * stages, stages if chunks > 1 else 1
-    link, offset = _cut_at(
-        turns_of_rank(schedule, stages, chunks, count, count), stages, count, count // 2 - 1
-    )
+    count = (
+        4 + 2 * DRAINING_STAGES[schedule]
+    ) * stages  # half of them before the cut: none is filling or draining
+    step = stages if chunks > 1 else 1
+    turns = turns_of_rank(schedule, stages, chunks, count, count, overlap=overlap)
+    link, offset = _cut_at(turns, stages, count, count // 2 - 1)
     return Cut(
         link=link,
         offset=offset,
@@ -160,12 +163,14 @@ def _cut_at(turns: Turns, stages: int, count: int, micro_batch: int) -> tuple[In
     """Links and offsets of the cut that the last backward of *micro_batch* closes on a rank with *count* of them."""
     operations = len(turns.operation)
     before, source = turns.before - stages - 1, turns.source - stages - 1
+    held = [[place - stages - 1 for place in others] for _, others in turns.held] or [[]] * operations
     inside = turns.operation == operations - count + micro_batch
     for at in range(operations - 1, -1, -1):  # from behind: who needs an operation comes after it
         if inside[at]:
-            inside[[needed for needed in (before[at], source[at]) if needed >= 0]] = True
+            inside[[needed for needed in (before[at], source[at], *held[at]) if needed >= 0]] = True
     outside = np.flatnonzero(~inside)
-    needed = np.concatenate([before[outside], source[outside]])
+    besides = np.array([needed for at in outside for needed in held[at]], dtype=np.int64)
+    needed = np.concatenate([before[outside], source[outside], besides])
     closing = np.unique(needed[needed >= 0])
     closing = closing[inside[closing]]
     link, slot = np.divmod(np.sort(turns.operation[closing]), count)

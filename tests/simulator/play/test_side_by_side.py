@@ -24,6 +24,7 @@ from .test_steady import SHAPES, costs
     st.integers(1, 9),
     st.integers(1, 4),
     st.integers(0, 99),
+    st.booleans(),
 )
 def test_the_same_as_playing_every_rank(
     shape: tuple[Schedule, int, int],
@@ -32,11 +33,12 @@ def test_the_same_as_playing_every_rank(
     count: int,
     ranks: int,
     seed: int,
+    overlap: bool,
 ) -> None:
     factors = np.random.default_rng(seed).uniform(0.9, 1.3, (2, ranks, shape[1]))
     noise = Noise(rank_stage=factors[0], forward_stage=factors[1] if seed % 2 else None)
     plan = plan_of_lone_ranks(np.full(ranks, count))
-    priced = costs(shape, forward_s, transfer_s).repeated(plan.micro_batches)
+    priced = costs(shape, forward_s, transfer_s, overlap=overlap).repeated(plan.micro_batches)
     assert side_by_side(plan, priced, noise)
     whole, quick = _run(plan, priced, noise), run_replay(plan, priced, noise)
     assert quick.step_s == pytest.approx(whole.step_s, rel=1e-13)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,9 @@ SHAPES: list[tuple[Schedule, int, int]] = [
 ]
 
 
-def costs(shape: tuple[Schedule, int, int], forward_s: list[float], transfer_s: float) -> StepCosts:
+def costs(
+    shape: tuple[Schedule, int, int], forward_s: list[float], transfer_s: float, *, overlap: bool = True
+) -> StepCosts:
     """Forwards of virtual stages of three kinds, backwards twice as long, half of which are weight gradients."""
     schedule, stages, chunks = shape
     kind = np.ones((stages, chunks), dtype=np.int64)
@@ -58,6 +62,7 @@ def costs(shape: tuple[Schedule, int, int], forward_s: list[float], transfer_s: 
             optimizer_s=np.full(stages, 0.75),
         ),
         schedule=schedule,
+        pp_overlap=overlap or schedule in SPLIT_SCHEDULES,
         alike=True,
     )
 
@@ -75,13 +80,21 @@ def test_two_stages_by_hand() -> None:
     st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3),
     st.sampled_from([0.0, 0.01, 0.3]),
     st.integers(1, 70),
+    st.integers(0, 3),
+    st.booleans(),
 )
 def test_the_same_as_playing_all_micro_batches(
-    shape: tuple[Schedule, int, int], forward_s: list[float], transfer_s: float, count: int
+    shape: tuple[Schedule, int, int],
+    forward_s: list[float],
+    transfer_s: float,
+    count: int,
+    fewer: int,
+    overlap: bool,
 ) -> None:
-    priced = costs(shape, forward_s, transfer_s)
-    whole = _run(plan_of_lone_ranks(np.array([count])), priced.repeated(count), None)
-    steady = run_lone_ranks(priced, [count])
+    priced = costs(shape, forward_s, transfer_s, overlap=overlap)
+    counts = [count, max(count - fewer, 0)]
+    whole = _run(plan_of_lone_ranks(np.array(counts)), priced.repeated(sum(counts)), None)
+    steady = run_lone_ranks(priced, counts)
     assert lone_step_end(priced, count).step_s == pytest.approx(whole.step_s, rel=1e-12)
     np.testing.assert_allclose(steady.account_s, whole.account_s, rtol=0, atol=1e-12 * whole.step_s)
 
@@ -96,16 +109,16 @@ def test_a_rank_with_one_micro_batch_less_is_never_later(
     assert lone_step_end(priced, count + 1).step_s == pytest.approx(both.step_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cuts_look_alike(shape: tuple[Schedule, int, int]) -> None:
+@pytest.mark.parametrize(("shape", "overlap"), [*product(SHAPES, [True]), *product(SHAPES[:6], [False])])
+def test_cuts_look_alike(shape: tuple[Schedule, int, int], overlap: bool) -> None:
     schedule, stages, chunks = shape
-    cut = find_cut(schedule, stages, chunks)
+    cut = find_cut(schedule, stages, chunks, overlap=overlap)
     if schedule == "zb-v":
         assert cut is None
         return
     assert cut is not None
     count = 12 * stages
-    turns = turns_of_rank(schedule, stages, chunks, count, count)
+    turns = turns_of_rank(schedule, stages, chunks, count, count, overlap=overlap)
     for micro_batch in range(cut.first, count - cut.ahead, cut.step):
         link, offset = _cut_at(turns, stages, count, micro_batch)
         np.testing.assert_array_equal(link, cut.link)
