@@ -15,6 +15,7 @@ from hdpsim.cost_models.memory.report import memory_report
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.files.run_directory import write_document
+from hdpsim.experiments.papers import paper
 from hdpsim.experiments.papers.bytescale import (
     ABLATION,
     PAPER,
@@ -41,7 +42,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
     layout_of,
     packed_batches_of,
 )
-from hdpsim.experiments.papers.paper import Results, reproduce, summary_of
+from hdpsim.experiments.papers.paper import Results, reproduce, run_jobs, summary_of
 from hdpsim.experiments.scenario.references import cluster_of_size
 from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.simulator.setup import StrategyOptions
@@ -327,7 +328,8 @@ def test_the_case_study_is_consistent(tmp_path: Path) -> None:
     assert single["hop_s"] < single["ring_step_s"] + single["merge_s"]
 
 
-def test_the_command_prints_one_document(tmp_path: Path) -> None:
+def test_the_command_prints_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "run_jobs", lambda jobs, report, _: run_jobs(jobs, report, 1))
     result = CliRunner().invoke(
         cli, ["reproduce", "bytescale", "--cells", cell_file(tmp_path, GOOD), "--batches", "1", "--json"]
     )

@@ -30,7 +30,7 @@ cluster:
     - {node: hgx-h100-80gb, count: 1}
     - {node: hgx-a100-80gb, count: 1}
 layout: {tp: 2}
-data: {trace: debian-code, batch: 256K tokens, context: 16K tokens}
+data: {trace: debian-code, batch: 128K tokens, context: 16K tokens}
 execution: {batches: 1}
 """
 

@@ -48,7 +48,7 @@ def scenario_file(folder: Path, *changes: str) -> str:
     return str(path)
 
 
-@settings(derandomize=True, max_examples=6, deadline=None)
+@settings(derandomize=True, max_examples=4, deadline=None)
 @given(PACKERS, st.booleans(), NAMES, NAMES)
 def test_whatif_names_every_static_mesh_and_holds_strategies_against_the_best(
     tmp_path_factory: pytest.TempPathFactory, packing: str, padding: bool, name: str, other: str
@@ -165,7 +165,7 @@ def test_a_sweep_names_them_in_text_json_and_csv(tmp_path: Path) -> None:
         assert mesh is None or words(mesh) in text
 
 
-@settings(derandomize=True, max_examples=10, deadline=None)
+@settings(derandomize=True, max_examples=6, deadline=None)
 @given(NAMES, CAPACITIES, st.integers(0, 3))
 def test_who_is_slower_with_more_memory_is_told_that_its_capacity_is_stated(
     tmp_path_factory: pytest.TempPathFactory, name: str, capacity: str, seed: int
