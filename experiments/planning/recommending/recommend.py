@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -41,6 +41,7 @@ SEARCHING = 0.6
 """Of the whole budget; the rest is for steps and campaigns on every number of GPUs that comes up."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
+OWN_LAYOUT = "the scenario's own layout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ class _OneType:
         """With the scenario's own layout."""
         sizing = self._sizing((), self._sized(self.scenario.cluster.gpus))
         offer = self._offer(sizing, self._guess())
-        return self._result(sizing, offer, "the scenario's own layout")
+        return self._result(sizing, offer, OWN_LAYOUT)
 
     def searched(self) -> TypeResult:
         """With the layouts that searches find for the numbers of GPUs that come up."""
@@ -194,7 +195,21 @@ class _OneType:
                 break
             searched.add(gpus := following)
         chosen = self._chosen(tuple(tried.values()))
-        return self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
+        found_here = self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
+        if complete:
+            return found_here
+        own = replace(self._own(chosen), complete=False)
+        return min(found_here, own, key=lambda result: _rank(result, self.aim))
+
+    def _own(self, chosen: _Tried) -> TypeResult:
+        """With the scenario's own layout, which a search that its budget ends may miss.
+
+        Without an offer where the layout that was found takes no longer on as many GPUs.
+        """
+        gpus = chosen.offer.gpus if chosen.offer else self._guess()
+        sizing = self._sizing((), self._sized(gpus), shipped_margin().headroom)
+        faster = sizing.about_s(-(-gpus // sizing.block) * sizing.block) < chosen.sizing.about_s(gpus)
+        return self._result(sizing, self._offer(sizing, gpus) if faster else None, OWN_LAYOUT)
 
     def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
         """The layout with the best offer; the last one where there is none."""

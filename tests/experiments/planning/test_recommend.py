@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -243,3 +244,25 @@ def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.Monke
     searched, said = found(None)
     assert searched > 1
     assert not said
+
+
+@pytest.mark.slow
+def test_a_search_cut_short_is_never_worse_than_the_layout_that_one_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search that had found nothing but the slowest of its layouts when its budget was over."""
+
+    def cut_short(scenario: Scenario, *_: Any, **named: Any) -> Any:
+        space = space_of(
+            scenario, pinned=["strategy.name", "layout.recompute", "layout.tp", "layout.sharding"]
+        )
+        found = search(scenario, space, batches=1, headroom=named["headroom"])
+        slowest = min(found.evaluated, key=lambda one: one.tokens_per_s)
+        return replace(found, best=[slowest], complete=False)
+
+    goal = parse_goal("2T tokens in 3 days")
+    monkeypatch.setattr("hdpsim.experiments.planning.recommending.recommend.search", cut_short)
+    answer = recommend(small("layout.recompute=none"), goal)
+    assert answer.best.gpus <= recommend(small("layout.recompute=none"), goal, keep_layout=True).best.gpus
+    assert not answer.types[0].complete
+    assert answer.types[0].layout == "the scenario's own layout"
