@@ -24,13 +24,16 @@ from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_step
 
 # Helpers of tests become importable by their names: --import-mode=importlib puts no test folder on sys.path.
-for _helper in ("key_values.py", "bands/made_up_residuals.py"):
-    _path = Path(__file__).parent / _helper
-    _spec = importlib.util.spec_from_file_location(_path.stem, _path)
+for _name, _file in {
+    "key_values": "key_values.py",
+    "made_up_residuals": "bands/made_up_residuals.py",
+    "simulator_runs": "../simulator/runs.py",
+}.items():
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).parent / _file)
     assert _spec is not None
     assert _spec.loader is not None
     _module = importlib.util.module_from_spec(_spec)
-    sys.modules[_path.stem] = _module
+    sys.modules[_name] = _module
     _spec.loader.exec_module(_module)
 
 ATTENTION_S = 1.0
