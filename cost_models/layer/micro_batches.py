@@ -129,13 +129,19 @@ class MicroBatches:
     @property
     def first(self) -> MicroBatches:
         """The first micro-batch on its own."""
-        segments = int(self.segment_offsets[1])
+        return self.only(np.arange(self.count) == 0)
+
+    def only(self, chosen: Bools) -> MicroBatches:
+        """Those micro-batches alone, in the same order."""
+        segments = np.diff(self.segment_offsets)
+        padding, crossing, routed = self.padding_tokens, self.crossing, self.routed_tokens
         return MicroBatches(
-            segment_tokens=self.segment_tokens[:segments],
-            segment_offsets=self.segment_offsets[:2],
-            group_size=self.group_size[:1],
-            tier=self.tier[:1],
-            offload_ratio=self.offload_ratio[:1],
-            padding_tokens=None if self.padding_tokens is None else self.padding_tokens[:1],
-            crossing=None if self.crossing is None else self.crossing[:1],
+            segment_tokens=self.segment_tokens[np.repeat(chosen, segments)],
+            segment_offsets=np.append(0, np.cumsum(segments[chosen])),
+            group_size=self.group_size[chosen],
+            tier=self.tier[chosen],
+            offload_ratio=self.offload_ratio[chosen],
+            padding_tokens=None if padding is None else padding[chosen],
+            crossing=None if crossing is None else crossing[chosen],
+            routed_tokens=None if routed is None else routed[chosen],
         )

@@ -98,15 +98,20 @@ class PackPieces:
 
     @property
     def cut(self) -> Cut:
-        """What every document is cut into."""
-        all_ranks = self.first_rank[-1]
-        held = np.unique(self.document * all_ranks + self.rank)
-        ranks, pieces = np.bincount(held // all_ranks), np.bincount(self.document)
-        first_piece = np.concatenate(([True], np.diff(self.document) > 0))
-        pack = np.searchsorted(self.first_rank, self.rank[first_piece], side="right") - 1
+        """What every document is cut into.
+
+        ranks = pieces, or where slices go on from the last rank back: d - the lower of the ranks at both ends
+        """
+        pieces = np.bincount(self.document)
+        behind = np.cumsum(pieces)
+        first, last = self.rank[behind - pieces], self.rank[behind - 1]
+        pack = np.searchsorted(self.first_rank, first, side="right") - 1
+        group_size = np.diff(self.first_rank)[pack]
+        turns = np.abs(last - first) + 1 != pieces
+        ranks = np.where(turns, self.first_rank[pack] + group_size - np.minimum(first, last), pieces)
         return Cut(
             self.tokens,
-            np.diff(self.first_rank)[pack].astype(np.float64),
+            group_size.astype(np.float64),
             ranks.astype(np.float64),
             np.where(ranks > 1, pieces, 1).astype(np.float64),
         )

@@ -217,20 +217,23 @@ class AttentionCost:
         matters = (batches.group_size > 1) & (np.diff(batches.segment_offsets) > 1)
         if self._sharding != "adaptive" or not matters.any():
             return matters & (self._sharding == "pack")
-        groups = batches.groups
-        columns = (batches.segment_tokens, batches.segment_offsets, *groups)
+        some = batches.only(matters)
+        columns = (some.segment_tokens, some.segment_offsets, *some.groups)
         key = tuple(column.tobytes() for column in columns if column is not None)
 
         def total_s(by_pack: Bools) -> Floats:
-            cuts = self._cuts(batches, by_pack)
-            steps = [self._step_s(batches, by_pack, cuts, backward=side) for side in (False, True)]
-            forward, backward = (self.ring(steps[side], groups, backward=side) for side in (False, True))
+            cuts = self._cuts(some, by_pack)
+            steps = [self._step_s(some, by_pack, cuts, backward=side) for side in (False, True)]
+            forward, backward = (self.ring(steps[side], some.groups, backward=side) for side in (False, True))
             return forward.total + backward.total
 
         def chosen(_: tuple[bytes, ...]) -> Bools:
-            return matters & (total_s(matters) < total_s(np.zeros_like(matters)))
+            whole = np.ones(some.count, dtype=bool)
+            return total_s(whole) < total_s(~whole)
 
-        return unheard(lambda: remembered(self._choices, key, chosen))
+        by_pack = matters.copy()
+        by_pack[matters] = unheard(lambda: remembered(self._choices, key, chosen))
+        return by_pack
 
     @staticmethod
     def _cuts(batches: MicroBatches, by_pack: Bools) -> Cuts:
