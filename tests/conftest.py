@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,8 @@ _draw = style.write_figure
 
 def _lay_out(figure: Figure, path: Path) -> None:
     if path.suffix == ".png":  # the SVG is the same figure once more
-        with style.style():
+        with style.style(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # as where they are drawn
             figure.draw_without_rendering()
     path.write_text("laid out only")
 

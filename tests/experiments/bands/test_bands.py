@@ -40,7 +40,8 @@ PLAIN = Stretches(new=1.0, known={})
 def test_shipped_bands_hold_what_they_promise() -> None:
     residuals = shipped_residuals()
     assert len(residuals.features) > 300
-    assert residuals.coverage() == pytest.approx(TARGET, abs=0.01)
+    # Each band is of the other runs, so that its share is an outcome: two standard errors of 919 runs are 0.024.
+    assert residuals.coverage() == pytest.approx(TARGET, abs=0.024)
     # Records of a source that nothing is known of: what the published band is for.
     assert 0.70 <= residuals.coverage("source") <= 0.95
     with residuals_path().open() as file:

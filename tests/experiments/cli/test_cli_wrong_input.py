@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "two kinds of output": ("validate", "--markdown", "--json"),
     "Markdown in a run directory": ("validate", "--markdown", "--out", "runs"),
     "nothing to change": ("whatif", *SMALL),
-    "changed twice": ("whatif", *SMALL, "--set", "layout.tp=1", "--set", "layout.tp=4"),
+    "changed twice": ("whatif", *SMALL, "--set", "layout.tp=4", "--set", "layout.tp=4"),
     "malformed change": ("whatif", *SMALL, "--set", "gpus"),
     "out is a file": ("compare", *SMALL, "--out", __file__),
     "missing trace": ("trace", "stats", "nowhere.csv"),
