@@ -358,9 +358,7 @@ def test_types_of_gpus_are_compared() -> None:
 @pytest.mark.slow
 def test_processes_find_the_same() -> None:
     space = Space(values={**FEW, "layout.recompute": ("full",), "strategy.name": ("static", "hdp-opt")})
-    alone, together = (
-        search(small(several=True), space, batches=2, workers=workers) for workers in (1, 2)
-    )
+    alone, together = (search(small(several=True), space, batches=2, workers=workers) for workers in (1, 2))
     assert alone.complete
     assert together.complete
     assert [one.candidate for one in alone.best] == [one.candidate for one in together.best]
