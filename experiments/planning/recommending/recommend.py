@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -198,8 +198,7 @@ class _OneType:
         found_here = self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
         if complete:
             return found_here
-        own = replace(self._own(chosen), complete=False)
-        return min(found_here, own, key=lambda result: _rank(result, self.aim))
+        return min(found_here, self._own(chosen), key=lambda result: _rank(result, self.aim))
 
     def _own(self, chosen: _Tried) -> TypeResult:
         """With the scenario's own layout, which a search that its budget ends may miss.
@@ -209,7 +208,8 @@ class _OneType:
         gpus = chosen.offer.gpus if chosen.offer else self._guess()
         sizing = self._sizing((), self._sized(gpus), shipped_margin().headroom)
         faster = sizing.about_s(-(-gpus // sizing.block) * sizing.block) < chosen.sizing.about_s(gpus)
-        return self._result(sizing, self._offer(sizing, gpus) if faster else None, OWN_LAYOUT)
+        offer = self._offer(sizing, gpus) if faster else None
+        return self._result(sizing, offer, OWN_LAYOUT, complete=False)
 
     def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
         """The layout with the best offer; the last one where there is none."""
