@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.computed import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
 from hdpsim.experiments.validation.order import grouped, median, percent, signed_summary
+from hdpsim.experiments.validation.units import unit_lines
 
 Row = Mapping[str, Any]
 
@@ -126,7 +127,7 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
             f"of the {len(by_source)} sources with {ENOUGH_RECORDS} records or more, bands hold {by_source[least]:.1%} "
             f"({least}) to {by_source[most]:.1%} ({most})"
         )
-    lines += _impossible(payload["records"])
+    lines += unit_lines(payload["records"])
     lines += computed_lines(payload["records"])
     lines += _order_sentences("order of layouts", summary["rank_correlation"])
     if len(summary["by_doubt"]) > 1:
@@ -135,16 +136,6 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
             lines.append(_sentence(what, found))
             lines += _order_sentences(f"order of layouts, {what}", found["rank_correlation"])
     return (*lines, *memory_lines(summary["memory"]))
-
-
-def _impossible(rows: Iterable[Row]) -> list[str]:
-    """A sentence for every measurement that no GPU can reach; such a record is in doubt."""
-    return [
-        f"{row['record']}: measured {row['measured']:.4g} would be {percent(row['measured_share_of_peak'])} % of the "
-        f"GPU's peak for the model's FLOP alone: no run is that fast, so the measurement or the configuration is wrong"
-        for row in rows
-        if (row["measured_share_of_peak"] or 0.0) > 1.0
-    ]
 
 
 def _order_sentences(what: str, ranks: Row) -> list[str]:

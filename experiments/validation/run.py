@@ -94,6 +94,7 @@ def run(
             found += _guessed(records, own, without)
         written = rewrite_residuals(residuals, found)
         lines = (*lines, *residual_lines(written, residuals))
+    payload["notes"] = lines
     return Document(
         kind=payload["kind"],
         payload=payload,

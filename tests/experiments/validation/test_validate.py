@@ -287,9 +287,9 @@ def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
     names = [name for name in row if name != "recompute"]
     assert misspelt_columns(names) == ("column 'recompte' is not read (did you mean 'recompute'?)",)
     row["vppp"] = ""
-    assert (
-        run(write(tmp_path / "runs.csv", [row])).notes[0] == "column 'vppp' is not read (did you mean 'vpp'?)"
-    )
+    document = run(write(tmp_path / "runs.csv", [row]))
+    assert document.notes[0] == "column 'vppp' is not read (did you mean 'vpp'?)"
+    assert document.data()["notes"] == list(document.notes)
 
 
 def test_records_none_of_which_is_predicted_end_with_their_reasons(tmp_path: Path) -> None:
