@@ -13,7 +13,7 @@ from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.simulator.network.link_flaps import Flap, draw_flaps
+from hdpsim.simulator.network.link_flaps_on_flows import Flap, draw_flaps
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Execution, Noise

@@ -8,8 +8,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from hdpsim.cost_models.layout.about_switches import about
 from hdpsim.cost_models.layout.layout import GROUPS
+from hdpsim.cost_models.layout.switch_metadata import about
 from hdpsim.simulator.setup import Setup
 
 FIELDS: Mapping[str, str] = {

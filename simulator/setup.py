@@ -12,7 +12,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextSharding
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number, Share, Text
-from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
+from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps
 from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError

@@ -18,7 +18,7 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, MisfitError, Ratio
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
-from hdpsim.cost_models.slowest import expected_largest
+from hdpsim.cost_models.slowest_of_many import expected_largest
 from hdpsim.cost_models.tracing import shared
 from hdpsim.quoting import LONGEST_NAME, shortened
 from hdpsim.ranges import Range, constant_range

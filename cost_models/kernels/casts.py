@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hdpsim.cost_models.kernels.formats import OPERAND_BYTES, cast_bytes
+from hdpsim.cost_models.kernels.number_formats import OPERAND_BYTES, cast_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.needs import delayed_scales
 from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision

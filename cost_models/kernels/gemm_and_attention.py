@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.formats import matrix_unit, power_slowdown
 from hdpsim.cost_models.kernels.last_wave import with_last_wave
+from hdpsim.cost_models.kernels.number_formats import matrix_unit, power_slowdown
 from hdpsim.cost_models.layout.switches import AttentionKernel, ProductPrecision
 from hdpsim.cost_models.tracing import priced
 

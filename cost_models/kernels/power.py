@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu, Node
-from hdpsim.cost_models.kernels.formats import matrix_unit
+from hdpsim.cost_models.kernels.number_formats import matrix_unit
 from hdpsim.cost_models.layout.switches import ProductPrecision
 
 IDLE_SHARE = 0.1

@@ -18,12 +18,12 @@ from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.layer.adapters import adapted_matrices, adapter_ops, adapter_s
 from hdpsim.cost_models.layer.experts import ExpertParallel
 from hdpsim.cost_models.layer.gemms import LayerGemms
-from hdpsim.cost_models.layer.host import behind_counts_s
+from hdpsim.cost_models.layer.host_launches import behind_counts_s
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.part_words import parts_of_text
+from hdpsim.cost_models.layout.parts_in_16_bits import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards

@@ -6,7 +6,7 @@ from math import sqrt
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.layout.switches import ExpertRouting
-from hdpsim.cost_models.slowest import expected_largest
+from hdpsim.cost_models.slowest_of_many import expected_largest
 from hdpsim.cost_models.transformer.model import Model
 
 # A router of random weights sends equal words to the same experts: two tokens of English text are the same word with

@@ -14,11 +14,11 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
-from hdpsim.cost_models.kernels.formats import cast_bytes
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.number_formats import cast_bytes
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads
 from hdpsim.cost_models.layer.experts import parts_of_a_token
-from hdpsim.cost_models.layer.host import BACKWARD_LAUNCHES, small_kernels
+from hdpsim.cost_models.layer.host_launches import BACKWARD_LAUNCHES, small_kernels
 from hdpsim.cost_models.layer.mamba import mamba_kernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Parallel
@@ -105,7 +105,7 @@ LATENT_HEADS = EagerPasses(forward=Passes(0.0, 2.0), backward=Passes(0.0, 2.0))
 
 # Per element that attention in MXFP8 reads: transposed to [batch, heads, tokens, width] (1 + 1), then cast along rows
 # and columns. Source: NVIDIA/TransformerEngine, pull request 2719 (multi_tensor_transpose_to_bhsd,
-# mxfp8_quantize_fast_path); kernels/formats.py.
+# mxfp8_quantize_fast_path); kernels/number_formats.py.
 NARROW_ATTENTION = Passes(2.0 + cast_bytes("mxfp8") / BF16_BYTES, 0.0)
 NOTHING = Passes(0.0, 0.0)
 

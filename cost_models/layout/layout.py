@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from hdpsim.cost_models.layout.about_switches import About, about
+from hdpsim.cost_models.layout.switch_metadata import About, about
 from hdpsim.cost_models.layout.switches import (
     Context,
     Experts,

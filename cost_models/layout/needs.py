@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdpsim.cost_models.layout.about_switches import Need
+from hdpsim.cost_models.layout.switch_metadata import Need
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.layout.layout import Layout

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from hdpsim.cost_models.layout.about_switches import switch
-from hdpsim.cost_models.layout.part_words import PARTS_WORDS, is_parts
-from hdpsim.cost_models.layout.stage_words import CUT_WORDS, is_cut
+from hdpsim.cost_models.layout.parts_in_16_bits import PARTS_WORDS, is_parts
+from hdpsim.cost_models.layout.pipeline_cut import CUT_WORDS, is_cut
+from hdpsim.cost_models.layout.switch_metadata import switch
 from hdpsim.cost_models.reading.checked import Checked, Share, Text
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu

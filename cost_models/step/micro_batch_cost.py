@@ -15,15 +15,15 @@ from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
-from hdpsim.cost_models.layer.host import pass_host_s
+from hdpsim.cost_models.layer.host_launches import pass_host_s
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.cost_models.memory.activations import usual_activation_bytes
-from hdpsim.cost_models.step.host_link import offload_bytes_per_s
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, LayerTerms, layer_prices
+from hdpsim.cost_models.step.offloading import offload_bytes_per_s
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
 from hdpsim.cost_models.step.stages import (
     StageChain,

@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from hdpsim.cost_models.feasibility import check_layout, layer_units
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.stage_words import StageWords, stages_of
+from hdpsim.cost_models.layout.pipeline_cut import StageWords, stages_of
+from hdpsim.cost_models.layout_checks import check_layout, layer_units
 from hdpsim.cost_models.transformer.layer_kinds import (
     KindCounts,
     LayerKind,

@@ -19,7 +19,7 @@ from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.cost_to_target import Costs, Target, price_of
 from hdpsim.experiments.studies.power import Power, waiting_power
-from hdpsim.simulator.campaign.failing_run import simulate_campaign
+from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import ACCOUNTS, EFFECTIVE, CampaignResult, CampaignSetup
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hdpsim.cost_models.reliability.checkpoint import (
     young_interval_s,
 )
 from hdpsim.cost_models.reliability.failures import FailureProfile, failure_profile, load_failure_profile
-from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
+from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.experiments.campaigns.notes import idle_keys
@@ -34,7 +34,7 @@ from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.setup import CampaignSetup
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.cost_models.memory.peak import MemoryReport
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.power import Power

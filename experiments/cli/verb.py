@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hdpsim.cost_models.reading.words import named_words
+from hdpsim.cost_models.reading.field_docstrings import named_words
 from hdpsim.experiments.cli.options import OUTPUT, Decorator, option_of
 from hdpsim.experiments.cli.progress import progress
 from hdpsim.experiments.cli.shown import Output

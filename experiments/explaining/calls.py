@@ -14,7 +14,7 @@ import numpy as np
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.reading.words import field_words
+from hdpsim.cost_models.reading.field_docstrings import field_words
 from hdpsim.cost_models.tracing import Call
 from hdpsim.cost_models.transformer.model import Model
 

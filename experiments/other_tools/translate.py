@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from hdpsim.cost_models.layout.stage_words import is_cut, stages_of
+from hdpsim.cost_models.layout.pipeline_cut import is_cut, stages_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.other_tools.options import Option, Unread, Value

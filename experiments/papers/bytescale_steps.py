@@ -12,10 +12,10 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
-from hdpsim.cost_models.feasibility import reasons_against
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout_checks import reasons_against
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder

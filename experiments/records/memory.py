@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
 
-from hdpsim.cost_models.memory.report import MemoryReport
+from hdpsim.cost_models.memory.peak import MemoryReport
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.setup import PreparedRun, layout_cp, prepare
 from hdpsim.experiments.software.facts import Run

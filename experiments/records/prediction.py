@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.kernels.formats import matrix_unit
+from hdpsim.cost_models.kernels.number_formats import matrix_unit
 from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.reading.units import TERA
 from hdpsim.cost_models.transformer.flop import model_flop_per_token

@@ -7,10 +7,10 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hdpsim.cost_models.layout.about_switches import about
 from hdpsim.cost_models.layout.layout import GROUPS
+from hdpsim.cost_models.layout.switch_metadata import about
 from hdpsim.cost_models.reading.checked import Text
-from hdpsim.cost_models.reading.words import field_words
+from hdpsim.cost_models.reading.field_docstrings import field_words
 from hdpsim.experiments.scenario.values import (
     Key,
     Parser,

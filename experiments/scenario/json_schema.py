@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from hdpsim.cost_models.calibration.calibration import calibration_names
 from hdpsim.cost_models.hardware import catalog, entries
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.cost_models.reading.words import field_words
+from hdpsim.cost_models.reading.field_docstrings import field_words
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS

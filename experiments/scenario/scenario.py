@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.feasibility import layout_notes, reasons_against
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout_checks import layout_notes, reasons_against
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.checked import Checked, Count, Number
 from hdpsim.cost_models.reading.fields import Problems

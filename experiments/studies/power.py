@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.kernels.power import GpuWork, gpu_w, node_w, waiting_w
+from hdpsim.cost_models.layout_checks import rank_kinds
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.plots.style import account_group
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.network.flow_record import FlowRecord
-from hdpsim.simulator.network.link_flaps import Flap
+from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.play.flows.rings import RingHops
 
 WAITS = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
-from hdpsim.cost_models.layer.host import forward_launches
+from hdpsim.cost_models.layer.host_launches import forward_launches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.transformer.model import Model

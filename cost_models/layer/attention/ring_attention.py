@@ -24,7 +24,7 @@ from hdpsim.cost_models.layer.attention.nested_rings import (
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut, PackPieces
 from hdpsim.cost_models.layer.attention.segments import SegmentAttention
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads, ContextExchange
-from hdpsim.cost_models.layer.host import ring_step_host_s
+from hdpsim.cost_models.layer.host_launches import ring_step_host_s
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout

@@ -11,7 +11,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
 from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
-from hdpsim.cost_models.layer.head import OutputHead
+from hdpsim.cost_models.layer.output_head import OutputHead
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.transformer.matrices import Block, layer_shards, vocabulary_matrix

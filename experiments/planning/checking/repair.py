@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hdpsim.cost_models.memory.report import CAPACITY_STEP_TOKENS
+from hdpsim.cost_models.memory.peak import CAPACITY_STEP_TOKENS
 from hdpsim.errors import HdpSimError, InfeasibleError, OutOfMemoryError
 from hdpsim.experiments.scenario.overrides import apply_overrides
 from hdpsim.experiments.scenario.scenario import load_scenario, written_document
@@ -19,7 +19,7 @@ from .observed import halves
 from .trials import Overrides, overrides_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.cost_models.memory.peak import MemoryReport
     from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
     from hdpsim.experiments.studies.comparing.compare import Lengths
     from hdpsim.simulator.setup import Setup

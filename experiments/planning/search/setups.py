@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.cost_models.feasibility import reasons_against
+from hdpsim.cost_models.layout_checks import reasons_against
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.simulator.settings import FIELDS

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.cost_models.feasibility import layer_units
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layout.stage_words import stages_of
-from hdpsim.cost_models.memory.report import CAPACITY_STEP_TOKENS
+from hdpsim.cost_models.layout.pipeline_cut import stages_of
+from hdpsim.cost_models.layout_checks import layer_units
+from hdpsim.cost_models.memory.peak import CAPACITY_STEP_TOKENS
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.quoting import quoted

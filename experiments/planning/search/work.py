@@ -25,7 +25,7 @@ from .bounds import bounds_of, mesh_bound_s, quiet_bound_s
 from .space import Candidate, Changes
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.report import MemoryReport
+    from hdpsim.cost_models.memory.peak import MemoryReport
     from hdpsim.experiments.scenario.data_use import Lengths
 
 from .evaluation import (

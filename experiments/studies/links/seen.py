@@ -16,7 +16,7 @@ from hdpsim.experiments.output.timeline.step import LinkLane
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
     from hdpsim.simulator.network.flow_record import Collision, FlowRecord
-    from hdpsim.simulator.network.link_flaps import Flap
+    from hdpsim.simulator.network.link_flaps_on_flows import Flap
 
 NAMED = 3
 """Hottest links in a sentence."""

@@ -21,7 +21,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.link_flaps import Flap, play_flaps
+from hdpsim.simulator.network.link_flaps_on_flows import Flap, play_flaps
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector

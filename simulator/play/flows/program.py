@@ -23,7 +23,7 @@ from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.network.link_flaps import Flap
+from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.pipeline.chain import Chain
 from hdpsim.simulator.play.pipeline.program import Program, add_runs

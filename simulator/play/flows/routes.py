@@ -17,7 +17,7 @@ from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.network.links import KINDS, Links, Pattern
 from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
 from hdpsim.simulator.network.activity import Activity
-from hdpsim.simulator.network.link_flaps import Flap
+from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.plan import Plan
 
 EQUAL = 1e-9  # relative difference below which links carry the same

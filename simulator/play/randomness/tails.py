@@ -11,7 +11,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.switches import Parallel
-from hdpsim.cost_models.slowest import expected_largest, slowest_of
+from hdpsim.cost_models.slowest_of_many import expected_largest, slowest_of
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 

@@ -10,10 +10,10 @@ from math import isqrt
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.feasibility import uneven_scan
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextParallelKind
+from hdpsim.cost_models.layout_checks import uneven_scan
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from hdpsim.cost_models.feasibility import rank_kinds
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import cluster_document
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster, NodeGroup
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.switches import Parallel
+from hdpsim.cost_models.layout_checks import rank_kinds
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import InfeasibleError, ScenarioError
 

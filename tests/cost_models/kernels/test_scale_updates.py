@@ -17,7 +17,7 @@ from hdpsim.cost_models.kernels.casts import (
     scale_update_launches,
     scale_updates_s,
 )
-from hdpsim.cost_models.layer.host import backward_launches, forward_launches
+from hdpsim.cost_models.layer.host_launches import backward_launches, forward_launches
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layout.layout import Layout

@@ -13,7 +13,7 @@ from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_clus
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors, trained_per_gpu
-from hdpsim.cost_models.layer.host import backward_launches, forward_launches
+from hdpsim.cost_models.layer.host_launches import backward_launches, forward_launches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from ideal_hardware import IDEAL, NIC, NVLINK, PEAK, ideal_cluster, ideal_cost, micro_batches
 
 from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.experts import (
     ExpertParallel,
     beside_the_other_micro_batch_s,
     parts_of_a_token,
 )
-from hdpsim.cost_models.layer.host import (
+from hdpsim.cost_models.layer.host_launches import (
     HostTime,
     backward_launches,
     behind_counts_s,
@@ -29,8 +28,9 @@ from hdpsim.cost_models.layer.host import (
 )
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.memory.activations import layer_activations
-from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.memory.peak import memory_report
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import TERMS

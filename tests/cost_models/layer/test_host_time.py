@@ -14,7 +14,7 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ide
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layer.host import HostTime, check_s, ring_step_host_s, step_host_s
+from hdpsim.cost_models.layer.host_launches import HostTime, check_s, ring_step_host_s, step_host_s
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.algorithms import LL, SIMPLE, ring_half_s

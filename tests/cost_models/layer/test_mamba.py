@@ -9,7 +9,7 @@ import pytest
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.host import forward_launches, tensor_collectives
+from hdpsim.cost_models.layer.host_launches import forward_launches, tensor_collectives
 from hdpsim.cost_models.layer.mamba import (
     MambaExchange,
     mamba_kernels,

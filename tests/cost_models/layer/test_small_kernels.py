@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HEADS, HIDDEN, IDEAL, KV_HEADS, MODEL
 
 from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.layer.host import forward_launches, small_kernels
+from hdpsim.cost_models.layer.host_launches import forward_launches, small_kernels
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.model import LatentAttention, Model

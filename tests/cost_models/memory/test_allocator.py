@@ -11,7 +11,7 @@ from ideal_hardware import IDEAL, MODEL, ideal_cluster
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.report import memory_report, refill_s
+from hdpsim.cost_models.memory.peak import memory_report, refill_s
 
 REPORT = memory_report(
     MODEL, Layout(tp=8), ideal_cluster(), 4, 4096, overheads=MemoryOverheads(host_run_ahead=True)

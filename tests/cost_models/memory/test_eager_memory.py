@@ -18,7 +18,7 @@ from hdpsim.cost_models.memory.activations import (
     unfused_copies,
 )
 from hdpsim.cost_models.memory.overheads import MemoryOverheads, RotaryTables
-from hdpsim.cost_models.memory.report import memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.peak import memory_report, rank_capacity_tokens
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters, stage_contents, stage_layers

@@ -9,7 +9,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token
-from hdpsim.cost_models.memory.report import (
+from hdpsim.cost_models.memory.peak import (
     MemoryOverheads,
     activation_bytes_per_token_layer,
     kept_share,

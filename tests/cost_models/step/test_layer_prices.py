@@ -19,7 +19,7 @@ from hdpsim.cost_models.memory.activations import (
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.report import _token_bytes, memory_report
+from hdpsim.cost_models.memory.peak import _token_bytes, memory_report
 from hdpsim.cost_models.step import layer_prices as layer_price_module
 from hdpsim.cost_models.step.layer_prices import LayerPrices, layer_prices
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost

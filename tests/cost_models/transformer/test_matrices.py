@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.host import forward_launches, small_kernels
+from hdpsim.cost_models.layer.host_launches import forward_launches, small_kernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import forward_flop
 from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, layer_tensors

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.transformer.flop import (
     attention_pairs,
     forward_flop,

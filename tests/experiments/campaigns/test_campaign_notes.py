@@ -11,7 +11,7 @@ from hdpsim.experiments.campaigns.report import campaign_remarks
 from hdpsim.experiments.campaigns.run import run_campaign
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.simulator.campaign.failing_run import simulate_campaign
+from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 
 SMALL = (
     "gpus=64", "campaign.step=20s", "campaign.duration=4d", "campaign.seeds=2", "campaign.failure_scale=120",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hdpsim.cost_models.layout.stage_words import stages_of
+from hdpsim.cost_models.layout.pipeline_cut import stages_of
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.other_tools.import_report import imported_text

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hdpsim.cost_models.feasibility import reasons_against
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.memory.report import memory_report
+from hdpsim.cost_models.layout_checks import reasons_against
+from hdpsim.cost_models.memory.peak import memory_report
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.files.run_directory import write_document

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from hdpsim.cost_models.layout import layout as layouts
-from hdpsim.cost_models.layout.about_switches import Need, about, switch
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES, Layout
+from hdpsim.cost_models.layout.switch_metadata import Need, about, switch
 from hdpsim.cost_models.layout.switches import Group
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.reading.words import field_words
+from hdpsim.cost_models.reading.field_docstrings import field_words
 from hdpsim.experiments.scenario.field_keys import layout_keys, parser_of
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS

@@ -33,7 +33,7 @@ from hdpsim.experiments.studies.links.seen import (
 )
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.link_flaps import Flap
+from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.step import simulate_step
 

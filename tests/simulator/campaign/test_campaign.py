@@ -12,7 +12,7 @@ from hdpsim.cost_models.reliability.checkpoint import daly_interval_s
 from hdpsim.cost_models.reliability.failures import Detection, FailureCause, FailureProfile, failure_profile
 from hdpsim.simulator.campaign.between_failures import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s
-from hdpsim.simulator.campaign.failing_run import simulate_campaign
+from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 
 DAY = 86400.0

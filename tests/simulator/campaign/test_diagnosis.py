@@ -15,7 +15,7 @@ from hdpsim.cost_models.reliability.failures import FailureCause, FailureProfile
 from hdpsim.simulator.campaign.between_failures import TICKS_PER_S, Pace, Stretch
 from hdpsim.simulator.campaign.diagnosis import TESTS, Diagnosis, Fault, Round, TestName
 from hdpsim.simulator.campaign.events import Handling
-from hdpsim.simulator.campaign.failing_run import simulate_campaign
+from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.pipeline.program import compile_program

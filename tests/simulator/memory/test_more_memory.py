@@ -11,7 +11,7 @@ from simulator_setups import STRATEGIES, Task, tasks
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.report import CAPACITY_STEP_TOKENS
+from hdpsim.cost_models.memory.peak import CAPACITY_STEP_TOKENS
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.step import simulate_step

@@ -10,7 +10,7 @@ from simulator_setups import MODEL, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.report import refill_s
+from hdpsim.cost_models.memory.peak import refill_s
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run

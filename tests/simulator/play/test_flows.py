@@ -16,7 +16,7 @@ from hdpsim.cost_models.network.links import LinkKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.link_flaps import Flap
+from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution

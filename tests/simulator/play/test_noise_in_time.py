@@ -13,7 +13,7 @@ from simulator_plans import make_costs, make_plan
 from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.switches import Parallel
-from hdpsim.cost_models.slowest import expected_largest, slowest_of
+from hdpsim.cost_models.slowest_of_many import expected_largest, slowest_of
 from hdpsim.simulator.play.randomness.noise import draw_noise
 from hdpsim.simulator.play.randomness.slow_machines import drifting, in_slow_period
 from hdpsim.simulator.play.randomness.tails import with_tails

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.reliability.link_flaps import LinkFlaps, nccl_timeout_s
+from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps, nccl_timeout_s
 
 
 def test_timeouts_by_hand() -> None:

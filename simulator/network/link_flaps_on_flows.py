@@ -1,4 +1,4 @@
-"""Links that go down while activities run over them."""
+"""Links that go down during a step played as flows: flows over them stand still until they are back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import simpy
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.reading.units import DAY_S
-from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
+from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.flows import FlowNetwork
 
@@ -46,7 +46,7 @@ def draw_flaps(flaps: LinkFlaps, nics: int, random: np.random.Generator, until_s
         gap between flaps    exponential, rate = flaps per link and day x links
         a flap               exponential; flows move again at the end of the timeout in which the link comes back
 
-    The same law as that of campaigns (reliability/link_flaps.py), where every flap stops the whole job.
+    The same law as that of campaigns (reliability/link_flap_stalls.py), where every flap stops the whole job.
     Ignored: flaps of a link on which flows still stand still; that a timeout begins with the first packet that is lost.
     """
     found: list[Flap] = []

@@ -9,7 +9,7 @@ import pytest
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.host_link import offload_bytes_per_s
+from hdpsim.cost_models.step.offloading import offload_bytes_per_s
 
 CAL = replace(calibration("ampere"), host_link_efficiency=0.9, host_memory_bytes_per_s=1e15)
 A100 = catalog.cluster("megascale")

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.feasibility import check_layout, reasons_against
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import (
@@ -22,6 +21,7 @@ from hdpsim.cost_models.layout.switches import (
     ShardingKind,
     StageBalance,
 )
+from hdpsim.cost_models.layout_checks import check_layout, reasons_against
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reliability.checkpoint import checkpoint_size
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_layers

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hdpsim.cost_models.slowest import expected_largest, slowest_of
+from hdpsim.cost_models.slowest_of_many import expected_largest, slowest_of
 
 
 def test_largest_of_normals_is_that_of_tables() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.stage_words import stages_of
+from hdpsim.cost_models.layout.pipeline_cut import stages_of
 from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.transformer.layer_kinds import LayerKind, kinds_of
 from hdpsim.cost_models.transformer.model import Model, dense_width

@@ -10,11 +10,11 @@ from operator import ge
 from typing import NamedTuple, assert_never
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.feasibility import check_layout
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share, repeats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Parallel, Recompute
+from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,

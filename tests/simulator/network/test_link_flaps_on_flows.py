@@ -8,11 +8,11 @@ import simpy
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.network.links import Links
-from hdpsim.cost_models.reliability.link_flaps import LinkFlaps
+from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.link_flaps import Flap, draw_flaps, play_flaps
+from hdpsim.simulator.network.link_flaps_on_flows import Flap, draw_flaps, play_flaps
 
 
 def network(*, record: bool = False) -> tuple[FlowNetwork, Links]:
