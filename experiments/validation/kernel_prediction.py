@@ -179,7 +179,8 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     if grouped and weights:  # stated by the forward's shape
         m, n, k = k, n, m
     accumulates = "accumulate True" in notes
-    fp32 = "out fp32" in notes or (grouped and weights)
+    halves = "out bf16" in notes or instrument.sums_of_16_bits
+    fp32 = "out fp32" in notes or (grouped and weights and not halves)
     output_bytes = FP32_ACCUMULATE_BYTES if accumulates and fp32 else BF16_BYTES * (2 if accumulates else 1)
     quality = (cal.grouped_gemm_efficiency if grouped else 1.0) * (
         cal.weight_gradient_efficiency if weights else 1.0

@@ -16,7 +16,7 @@ from hdpsim.errors import CatalogError
 from hdpsim.yaml_loader import load_yaml
 
 _FILE = shipped("experiments/data/kernel_sources.yaml")
-_COLUMNS = ("kind", "dtype", "source", "notes", "n_nodes", "head_dim")
+_COLUMNS = ("kind", "dtype", "source", "notes", "n_nodes", "head_dim", "listed_before")
 _OF_A_NETWORK = {"nic_efficiency", "nccl_before_2_18"}
 """Nothing else may be said of a source's network: latencies could only be read off the rows that they would serve."""
 
@@ -40,6 +40,7 @@ class Instrument:
         cast_bytes: per element of an input, casts that are timed along.
         cast_s: start and end of their kernels by generation of the GPU, and of any `other`.
         splits_k: its library may cut tiles of a product along the inner dimension.
+        sums_of_16_bits: gradients of weights are added to sums of 16 bits, where the row does not say.
         attention: the attention kernel.
         node: the catalog's node; empty for the reference design of the GPU.
         network: what its network is known to deliver (nic_efficiency), and facts of its release (see _OF_A_NETWORK).
@@ -61,6 +62,7 @@ class Instrument:
     cast_bytes: float = 0.0
     cast_s: Mapping[str, float] = field(default_factory=dict)
     splits_k: bool = True
+    sums_of_16_bits: bool = False
     attention: AttentionKernel = "flash"
     node: str = ""
     network: Mapping[str, Any] = field(default_factory=dict)

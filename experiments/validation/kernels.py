@@ -92,6 +92,7 @@ def _scatter(rows: Sequence[KernelRow]) -> Figure:
 
 
 NEEDED_COLUMNS = ("kind", "gpu")
+_PRODUCT = ("kind", "gpu", "dtype", "m", "n", "k", "groups", "direction", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +116,18 @@ def check(path: str | Path, calibration: Calibration | None = None) -> list[Kern
 
 
 def rows_of(path: str | Path) -> list[dict[str, str]]:
-    """The rows of a file (csv or csv.gz).
+    """The rows of a file (csv or csv.gz), each with how many before it are of the same product (`listed_before`).
 
     Raises:
         UserInputError: it cannot be read, or has neither rows nor the columns of kernels.
     """
-    return [row for _, row in read_rows(path, NEEDED_COLUMNS, "kernels")]
+    rows = [row for _, row in read_rows(path, NEEDED_COLUMNS, "kernels")]
+    listed: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        product = tuple(row.get(column, "") for column in _PRODUCT)
+        row["listed_before"] = str(listed[product])
+        listed[product] += 1
+    return rows
 
 
 def _row(record: Mapping[str, str], calibration: Calibration | None) -> KernelRow:

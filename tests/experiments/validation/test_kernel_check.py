@@ -317,3 +317,20 @@ def test_a_warp_copies_a_head_of_keys_whatever_its_width(tmp_path: Path) -> None
     assert None not in (engine, alone, engine_wide, alone_wide)
     for with_cache, without in ((engine, alone), (engine_wide, alone_wide)):
         assert with_cache - without == pytest.approx(8192 * (3.2 * 4096 + 3200) / (0.9 * 3.35e12), rel=1e-6)  # type: ignore[operator]
+
+
+def test_products_listed_twice_add_to_sums_of_32_bits_then_of_16(tmp_path: Path) -> None:
+    # 64 groups of 4,096 x 7,168 sums: 8 B each, then 4 B, at 0.9 of 7.7 TB/s; nothing of it hides on Blackwell.
+    path = tmp_path / "groups.csv"
+    file, own = "MooreThreads/SimuMax:configs/system/b200_bf16_ceperm.json", "own"
+    listed = [(file, ""), (own, ""), (file, ""), (own, ""), (own, "out bf16")]
+    path.write_text(
+        "kind,gpu,m,n,k,groups,direction,time_us,source,notes\n"
+        + "".join(
+            f"grouped_gemm,B200-SXM-180G,512,4096,7168,64,bwd_grad_w,3000,{source},accumulate True {notes}\n"
+            for source, notes in listed
+        )
+    )
+    seconds = [row.predicted_s or 0.0 for row in check(path)]
+    saved_s = 64 * 4096 * 7168 * 4 / (0.9 * 7.7e12)
+    assert [seconds[0] - one_s for one_s in seconds] == pytest.approx([0.0, 0.0, saved_s, 0.0, saved_s])
