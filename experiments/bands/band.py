@@ -38,6 +38,7 @@ from hdpsim.experiments.bands.features import (
     differences_in_words,
     in_sample,
     log2,
+    size_in_words,
 )
 
 TARGET = 0.84  # of the records lie in their band: published bands shall hold 75 to 90 % of runs never seen
@@ -240,14 +241,15 @@ class Residuals:
         )
         if same_run.all():
             return band
+        closest = int(np.where(same_run, np.inf, distance).argmin())
+        near_by = f"the nearest ({self.sources[closest]}: {size_in_words(self.features[closest])}) has"
+        differences = differences_in_words(features, self.features[closest])
         if band.alike:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
-            like = f"{_likeness(band, fitted, features.generation)}{stranger}"
+            like = f"{_likeness(band, fitted, features.generation)}{stranger}; {near_by} {differences}"
         else:
-            closest = self.features[int(np.where(same_run, np.inf, distance).argmin())]
-            differences = differences_in_words(features, closest)
-            like = f"no validated run is like this one: the nearest has {differences}"
+            like = f"no validated run is like this one: {near_by} {differences}"
         about = f"; {self.about}" if self.about else ""
         return replace(band, note=f"{band_words(band.low, band.high)}; {like}{about}")
 

@@ -141,6 +141,12 @@ def differences_in_words(own: Features, other: Features) -> str:
     return ", ".join(parts) or "many little differences"
 
 
+def size_in_words(run: Features) -> str:
+    """What was run on what."""
+    sequences = f"{run.sequence_tokens:,} tokens a sequence"
+    return f"{large_amount(run.parameters)} parameters on {run.gpus:,} x {run.gpu}, {sequences}"
+
+
 def _instead(own: Features, name: str) -> str:
     """The own value: a name or a number stands alone after the other's words."""
     value = getattr(own, name)
