@@ -16,7 +16,7 @@ from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.pipeline_cut import stages_of
 from hdpsim.cost_models.layout.switches import Parallel
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, kinds_of
+from hdpsim.cost_models.transformer.layers import LayerKind, kinds_of
 from hdpsim.cost_models.transformer.model import Model, dense_width
 from hdpsim.cost_models.transformer.stages import schedule_problems
 from hdpsim.errors import InfeasibleError

@@ -19,7 +19,7 @@ from hdpsim.cost_models.memory.peak import MemoryReport, memory_report, rank_cap
 from hdpsim.cost_models.memory.shared_sequences import grows_with_groups
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.transformer.layer_kinds import attention_layers
+from hdpsim.cost_models.transformer.layers import attention_layers
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import OutOfMemoryError

@@ -16,7 +16,7 @@ from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.layout.parts_in_16_bits import parts_of_text
 from hdpsim.cost_models.memory.peak import MemoryReport
-from hdpsim.cost_models.transformer.layer_kinds import kinds_of
+from hdpsim.cost_models.transformer.layers import kinds_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.errors import InfeasibleError

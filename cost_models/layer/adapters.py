@@ -17,7 +17,7 @@ from hdpsim.cost_models.kernels.casts import LinearOp
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.matrices import MatrixShard, layer_shards
+from hdpsim.cost_models.transformer.layers import MatrixShard, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageParameters, parameters_per_gpu, stage_contents
 

@@ -13,8 +13,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Host, Kernels, Parallel
 from hdpsim.cost_models.network.collectives import GroupShape
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layer_kinds import parts_of
-from hdpsim.cost_models.transformer.matrices import layer_matrices
+from hdpsim.cost_models.transformer.layers import layer_matrices, parts_of
 from hdpsim.cost_models.transformer.model import Model
 
 BACKWARD_LAUNCHES = 2.0  # two gradients of every product, an operation and its accumulation elsewhere

@@ -26,7 +26,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.parts_in_16_bits import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.matrices import Block, layer_shards
+from hdpsim.cost_models.transformer.layers import Block, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 

@@ -10,7 +10,7 @@ from hdpsim.cost_models.kernels.gemm_and_attention import memory_bound_s
 from hdpsim.cost_models.layer.gemms import FORWARD, LayerGemms
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.matrices import vocabulary_matrix
+from hdpsim.cost_models.transformer.layers import vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)

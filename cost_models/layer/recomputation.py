@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Recompute
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind
+from hdpsim.cost_models.transformer.layers import LayerKind
 
 _ATTENTION = ("attention", "ring_merge", "ring_wait")
 

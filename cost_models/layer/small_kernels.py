@@ -23,8 +23,7 @@ from hdpsim.cost_models.layer.mamba import mamba_kernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.tracing import note, priced
-from hdpsim.cost_models.transformer.layer_kinds import parts_of
-from hdpsim.cost_models.transformer.matrices import mlp_width, routed_width
+from hdpsim.cost_models.transformer.layers import mlp_width, parts_of, routed_width
 from hdpsim.cost_models.transformer.model import Model
 
 MASK = 0.5  # a dropout mask is one byte per element

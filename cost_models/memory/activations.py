@@ -9,9 +9,16 @@ from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads, RotaryTables
-from hdpsim.cost_models.transformer.flop import layer_linear_weights
-from hdpsim.cost_models.transformer.layer_kinds import as_layer, layer_counts, parts_of
-from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, mlp_width, routed_width
+from hdpsim.cost_models.transformer.layers import (
+    as_layer,
+    layer_counts,
+    layer_linear_weights,
+    layer_matrices,
+    layer_shards,
+    mlp_width,
+    parts_of,
+    routed_width,
+)
 from hdpsim.cost_models.transformer.model import Model
 
 BF16_BYTES = 2.0

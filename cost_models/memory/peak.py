@@ -34,7 +34,7 @@ from hdpsim.cost_models.memory.shared_sequences import (
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
+from hdpsim.cost_models.transformer.layers import LayerKind, as_layer, kinds_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import in_flight_passes

@@ -8,7 +8,7 @@ from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.activations import BF16_BYTES, FP32_BYTES, layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.transformer.layer_kinds import parts_of
+from hdpsim.cost_models.transformer.layers import parts_of
 from hdpsim.cost_models.transformer.model import Model
 
 

@@ -10,8 +10,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.sharded_parameters import overlapped_s
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layer_kinds import as_layer
-from hdpsim.cost_models.transformer.matrices import layer_shards
+from hdpsim.cost_models.transformer.layers import as_layer, layer_shards
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import layer_shard, stage_contents, vocabulary_shard
 

@@ -11,7 +11,7 @@ from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.matrices import vocabulary_matrix
+from hdpsim.cost_models.transformer.layers import vocabulary_matrix
 
 
 def drain_s(layout: Layout, backward_s: Floats) -> float:

@@ -35,14 +35,14 @@ from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
-from hdpsim.cost_models.transformer.layer_kinds import (
+from hdpsim.cost_models.transformer.layers import (
     LayerKind,
     as_layer,
     kinds_of,
     layer_counts,
     prediction_counts,
+    prediction_matrix,
 )
-from hdpsim.cost_models.transformer.matrices import prediction_matrix
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 

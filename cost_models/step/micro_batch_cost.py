@@ -35,7 +35,7 @@ from hdpsim.cost_models.step.stages import (
 from hdpsim.cost_models.step.step_costs import StepSums
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind
+from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents
 

@@ -19,8 +19,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ShardCopies
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, kinds_of
-from hdpsim.cost_models.transformer.matrices import layer_tensors
+from hdpsim.cost_models.transformer.layers import LayerKind, as_layer, kinds_of, layer_tensors
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, kind_shard, vocabulary_shard
 from hdpsim.errors import InfeasibleError

@@ -11,7 +11,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.layer_prices import LayerTerms
 from hdpsim.cost_models.tracing import shared
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind
+from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES

@@ -29,8 +29,7 @@ from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts, StepSums
 from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic
 from hdpsim.cost_models.tracing import priced, remembered
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer, layer_counts
-from hdpsim.cost_models.transformer.matrices import layer_tensors
+from hdpsim.cost_models.transformer.layers import LayerKind, as_layer, layer_counts, layer_tensors
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, chunks_per_stage

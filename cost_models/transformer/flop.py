@@ -15,13 +15,15 @@ from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.switches import RecomputeKind
-from hdpsim.cost_models.transformer.layer_kinds import (
+from hdpsim.cost_models.transformer.layers import (
     LayerKind,
     as_layer,
     layer_counts,
+    layer_linear_weights,
     prediction_counts,
+    prediction_matrix,
+    vocabulary_matrix,
 )
-from hdpsim.cost_models.transformer.matrices import layer_matrices, prediction_matrix, vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
 
 FLOP_PER_MULTIPLY_ADD = 2
@@ -50,11 +52,6 @@ class TokenFlop:
     def total(self) -> float:
         """All parts."""
         return self.linear + self.head + self.attention
-
-
-def layer_linear_weights(model: Model, *, moe: bool) -> int:
-    """Weights of one layer that a token is multiplied with (biases and norms apart)."""
-    return sum(matrix.weights * matrix.experts_per_token for matrix in layer_matrices(model, moe=moe))
 
 
 def forward_flop(model: Model) -> TokenFlop:

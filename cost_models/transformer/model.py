@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from hdpsim.cost_models.reading.checked import Amount, Checked, Count, Number
-from hdpsim.cost_models.transformer.layer_pattern import PatternError, written_out
 
 AdapterTargets = Literal["qkv", "attention", "all"]
 NormKind = Literal["rms", "layer"]
+LETTERS = {"M": "Mamba-2", "*": "attention", "-": "MLP", "E": "mixture of experts"}
+"""Megatron-Core's: Symbols in megatron/core/ssm/mamba_hybrid_layer_allocation.py."""
+MOST_LAYERS = 10_000  # of a pattern written out
+_TOKEN = re.compile(r"(\d*)([M*E(-])|(\))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,7 @@ class Model(Checked):
     mtp_layers: Number = 0
     """Multi-token-prediction layers (DeepSeek-V3: 1); 0 = none."""
     layer_pattern: str = ""
-    """Of a hybrid the one part of every layer: M Mamba-2, * attention, - MLP, E experts; "3(ME)*" is "MEMEME*"."""
+    """Of a hybrid the one part of every layer: M Mamba-2, * attention, - MLP, E experts; "3(ME)*" becomes "MEMEME*"."""
     mtp_pattern: str = ""
     """Of a hybrid the layers of one multi-token-prediction layer, in the same letters."""
     mamba: Mamba | None = None
@@ -123,6 +127,11 @@ class Model(Checked):
     adapter_targets: AdapterTargets = "attention"
     """Matrices with an adapter: the one of queries, keys and values; also attention's output; also the MLP's."""
     source: str = ""
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        for key in ("layer_pattern", "mtp_pattern"):
+            object.__setattr__(self, key, written_out(getattr(self, key)))
 
     @property
     def frozen(self) -> bool:
@@ -180,7 +189,7 @@ def _of_patterns(model: Model) -> tuple[tuple[str, str], ...]:
     for key in ("layer_pattern", "mtp_pattern"):
         try:
             letters[key] = written_out(getattr(model, key))
-        except PatternError as error:
+        except ValueError as error:
             found.append((key, str(error)))
     if found:
         return tuple(found)
@@ -213,3 +222,42 @@ def dense_layer_count(model: Model) -> int:
 def dense_width(model: Model) -> int:
     """Width of the MLP of a dense layer."""
     return model.dense_ffn_hidden if model.experts and model.dense_ffn_hidden else model.ffn_hidden
+
+
+def written_out(pattern: str) -> str:
+    """The letters of *pattern*, one for every layer: "3(ME)2M*" is "MEMEMEMM*".
+
+    Raises:
+        ValueError: an unknown letter, a bracket without its partner, or more than MOST_LAYERS layers.
+    """
+    open_parts: list[tuple[int, str]] = []
+    letters, place = "", 0
+    while place < len(pattern):
+        token = _TOKEN.match(pattern, place)
+        if token is None:
+            known = ", ".join(f"{letter} {what}" for letter, what in LETTERS.items())
+            raise ValueError(
+                f"has {pattern[place]!r} at place {place + 1}; letters are {known}; a number before a letter or before "
+                "(...) repeats it"
+            )
+        times = min(int(token[1][:9]), MOST_LAYERS + 1) if token[1] else 1
+        if token[3]:
+            if not open_parts:
+                raise ValueError(f"closes a bracket at place {place + 1} that was not opened")
+            outer_times, outer = open_parts.pop()
+            letters = _repeated(outer, letters, outer_times)
+        elif token[2] == "(":
+            open_parts.append((times, letters))
+            letters = ""
+        else:
+            letters = _repeated(letters, token[2], times)
+        place = token.end()
+    if open_parts:
+        raise ValueError("opens a bracket that is not closed")
+    return letters
+
+
+def _repeated(before: str, part: str, times: int) -> str:
+    if len(before) + len(part) * times > MOST_LAYERS:
+        raise ValueError(f"has more than {MOST_LAYERS:,} layers")
+    return before + part * times

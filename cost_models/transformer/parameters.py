@@ -11,20 +11,18 @@ from typing import NamedTuple
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.pipeline_cut import StageWords, stages_of
 from hdpsim.cost_models.layout_checks import check_layout, layer_units
-from hdpsim.cost_models.transformer.layer_kinds import (
+from hdpsim.cost_models.transformer.layers import (
     KindCounts,
     LayerKind,
     as_layer,
     counted,
     layer_counts,
-    layers_in_order,
-    parts_of,
-    prediction_counts,
-)
-from hdpsim.cost_models.transformer.matrices import (
     layer_matrices,
     layer_shards,
+    layers_in_order,
     mamba_vectors,
+    parts_of,
+    prediction_counts,
     prediction_matrix,
     vocabulary_matrix,
 )

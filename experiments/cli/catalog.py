@@ -187,7 +187,7 @@ def _condition(when: object) -> str:
 
 def _hybrid(model: Any) -> str | None:
     """Layers of a hybrid by letter."""
-    from hdpsim.cost_models.transformer.layer_kinds import LETTER_OF, layer_counts
+    from hdpsim.cost_models.transformer.layers import LETTER_OF, layer_counts
 
     if not model.layer_pattern:
         return None

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.memory.activations import LayerActivations
-from hdpsim.cost_models.transformer.matrices import Matrix, layer_matrices
+from hdpsim.cost_models.transformer.layers import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.experiments.software.run import SHAPE, RunConfig

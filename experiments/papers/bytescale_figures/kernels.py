@@ -14,7 +14,7 @@ from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.output_head import OutputHead
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.transformer.matrices import Block, layer_shards, vocabulary_matrix
+from hdpsim.cost_models.transformer.layers import Block, layer_shards, vocabulary_matrix
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, OWN, SETUP, Machine, tokens
 from hdpsim.experiments.papers.figures import compared

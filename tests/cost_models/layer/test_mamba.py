@@ -19,7 +19,7 @@ from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind, as_layer
+from hdpsim.cost_models.transformer.layers import LayerKind, as_layer
 from hdpsim.cost_models.transformer.model import Mamba, Model
 from hdpsim.errors import InfeasibleError
 

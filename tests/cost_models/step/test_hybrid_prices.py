@@ -21,7 +21,7 @@ from hdpsim.cost_models.memory.peak import memory_report
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, wide_shares
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import sequence_flop
-from hdpsim.cost_models.transformer.layer_kinds import kinds_of
+from hdpsim.cost_models.transformer.layers import kinds_of
 from hdpsim.cost_models.transformer.model import Mamba, Model
 from hdpsim.cost_models.transformer.parameters import parameters
 from hdpsim.errors import InfeasibleError, UserInputError

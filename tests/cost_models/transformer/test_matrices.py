@@ -10,7 +10,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.host_launches import forward_launches, small_kernels
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import forward_flop
-from hdpsim.cost_models.transformer.matrices import layer_matrices, layer_shards, layer_tensors
+from hdpsim.cost_models.transformer.layers import layer_matrices, layer_shards, layer_tensors
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.cost_models.transformer.parameters import layer_parameters, layer_shard, parameters
 

@@ -15,7 +15,7 @@ from hdpsim.cost_models.transformer.flop import (
     sequence_flop,
     sequence_model_flop,
 )
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind
+from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import (
     active_parameters,

@@ -10,7 +10,7 @@ from hdpsim.cost_models.hardware.catalog import model
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.pipeline_cut import is_cut, stages_of
 from hdpsim.cost_models.layout_checks import check_layout
-from hdpsim.cost_models.transformer.layer_kinds import LayerKind
+from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu, stage_contents, stage_layers
 from hdpsim.errors import InfeasibleError, UserInputError
 
