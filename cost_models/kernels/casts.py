@@ -21,9 +21,6 @@ ROW_WEIGHT_BYTES = (3.0, 7.0)
 # runs, another one multiplies its output by them (read 2 B, write 2 B).
 # Source: pytorch/ao, float8/float8_ops.py (addmm_float8_unwrapped), pull request 1377 and issue 2184.
 ROW_OUTPUT_BYTES = 4.0
-# Forwards take a kernel with scales of rows: "most shapes are within 90-100%" of the one without (pytorch/pytorch,
-# issue 147971, use_fast_accum=True); the middle.
-ROW_FORWARD_RATE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
+from hdpsim.cost_models.layout.switches import Fp8Scaling, Precision, ProductPrecision
 from hdpsim.errors import InfeasibleError
 
 # Bytes of an operand's element, scales included: one byte (E8M0) per 32 elements in MXFP8, one (E4M3) per 16 in
@@ -21,7 +21,6 @@ OPERAND_BYTES: dict[ProductPrecision, float] = {
     "mxfp8": 1.0 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
-BLOCK_SCALED: tuple[ProductPrecision, ...] = ("mxfp8", "nvfp4")
 # HBM traffic of casting one BF16 element for two products (forward and weight gradient, or both of the backward):
 # read it, write it along its rows and along its columns. NVFP4 reads it three times (for the scale of the tensor, along
 # rows, and along columns through a Hadamard transform: 7.1 B), at less than the rate of a copy (6.4 of 8 TB/s, 4.5 with
@@ -37,9 +36,18 @@ CAST_BYTES: dict[ProductPrecision, float] = {
     "nvfp4": 7.8,
 }
 # What scales of 8-bit tensors add: none where they were known before (delayed), a read for the maximum of the tensor;
-# for maxima of every row and every column (each contraction has its own) two. Source: as above; pytorch/ao,
+# for maxima of every row and every column (each contraction has its own) two. Blocks of 128 lie within what a kernel
+# holds: only their scales of 4 B are written, along rows and along columns. Source: as above; pytorch/ao,
 # float8/float8_training_tensor.py and config.py (recipes tensorwise and rowwise).
-SCALING_BYTES: dict[Fp8Scaling, float] = {"delayed": 0.0, "tensor": 2.0, "row": 4.0}
+SCALING_BYTES: dict[Fp8Scaling, float] = {"delayed": 0.0, "tensor": 2.0, "row": 4.0, "block": 2 * 4 / 128}
+# Forwards take a kernel with scales of rows: "most shapes are within 90-100%" of the one without (pytorch/pytorch,
+# issue 147971, use_fast_accum=True); the middle.
+ROW_FORWARD_RATE = 0.95
+# Products with scales of blocks multiply every promoted sum by them. H200, the same tutorial: a layer's 12 products and
+# their casts (2.48e9 elements, 4.06 B each at 4.3 TB/s) take 22.88 ms, without the casts 20.55; with one scale for each
+# tensor and nothing promoted 16.79. 0.817 = 0.87 (fp8_gradient_efficiency) x 0.94; forwards, input and weight gradients
+# alone 0.819, 0.821 and 0.811. Blackwell takes MXFP8's kernels for them (0.95).
+BLOCK_RATE = 0.94
 # Products of operands with block scales over those of one scale per tensor, both cast before: tensor cores read
 # the scales as well. B300, the 12 products of a layer: 6.81 ms with a scale per tensor, 7.16 ms in MXFP8 (the same
 # tutorial); single products of GB200 reach 1.35 and 1.33 of the 16-bit rate (marin-community/marin, issue 7282).
@@ -63,9 +71,27 @@ class MatrixUnit:
     """What scales of blocks leave of the rate, whatever limits it."""
 
 
+def block_scaled(precision: Precision) -> bool:
+    """Whether scales are of blocks along what a product sums over, so that copies along rows and columns differ."""
+    eight_bit = precision.products == "fp8" and precision.fp8_scaling == "block"
+    return eight_bit or precision.products in ("mxfp8", "nvfp4")
+
+
 def cast_bytes(precision: ProductPrecision, scaling: Fp8Scaling = "delayed") -> float:
     """HBM traffic of casting a BF16 element for its two products."""
     return CAST_BYTES[precision] + (SCALING_BYTES[scaling] if precision == "fp8" else 0.0)
+
+
+def scaled_rates(scaling: Fp8Scaling, cal: Calibration) -> tuple[float, float]:
+    """Rates of 8-bit products over those of one scale for each tensor that promote no sums: forwards and gradients.
+
+    Hopper adds up 8-bit products in less than fp32. Gradients promote partial sums; with scales of blocks forwards do.
+    Source: Transformer Engine, common/recipe (Float8BlockScaling: "Split accumulator required for fprop").
+    """
+    promoted = cal.fp8_gradient_efficiency
+    if scaling == "block":
+        return BLOCK_RATE * promoted, BLOCK_RATE * promoted
+    return ROW_FORWARD_RATE if scaling == "row" else 1.0, promoted
 
 
 def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> MatrixUnit:

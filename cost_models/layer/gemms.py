@@ -10,8 +10,9 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
+from hdpsim.cost_models.kernels.casts import LinearOp, OperandCasts
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.number_formats import scaled_rates
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ProductPrecision
@@ -50,11 +51,8 @@ class _Products:
         efficiency, overlap = (
             (cal.grouped_gemm_efficiency, cal.grouped_gemm_overlap) if grouped else (1.0, 1.0)
         )
-        eight_bit = precision == "fp8"
-        forward = efficiency * (
-            ROW_FORWARD_RATE if eight_bit and layout.precision.fp8_scaling == "row" else 1.0
-        )
-        gradient = efficiency * (cal.fp8_gradient_efficiency if eight_bit else 1.0)
+        rates = scaled_rates(layout.precision.fp8_scaling, cal) if precision == "fp8" else (1.0, 1.0)
+        forward, gradient = (efficiency * rate for rate in rates)
         output_bytes = product_output_bytes(layout)
         by_pass = np.array(
             [
@@ -83,8 +81,7 @@ class LayerGemms:
     """All products of a layer; in a narrow *precision* also the casts of their operands.
 
     As Transformer Engine does it, all three products of every linear layer take narrow operands (forward, input
-    gradient, weight gradient); weight gradients accumulate in fp32, which gemm_s overlaps as calibrated. Hopper adds up
-    8-bit products in less than fp32: forwards do (fast accumulation), gradients promote partial sums.
+    gradient, weight gradient); weight gradients accumulate in fp32, which gemm_s overlaps as calibrated.
     Each forward casts the layer's input once, each backward the output's gradient once, both along rows and columns.
     Weights are cast once per step; with scales of rows in every pass, and more (OperandCasts).
     Counted: HBM traffic of the casts. With sequence parallelism a tensor of full width is cast before

@@ -11,7 +11,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
-from hdpsim.cost_models.kernels.number_formats import BLOCK_SCALED, OPERAND_BYTES
+from hdpsim.cost_models.kernels.number_formats import OPERAND_BYTES, block_scaled
 from hdpsim.cost_models.layer.gemms import FORWARD, INPUT_GRADIENT, LayerGemms
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
@@ -162,7 +162,7 @@ class TensorParallel:
     ) -> None:
         self._hidden, self._layout, self._cal, self._collectives = model.hidden, layout, cal, collectives
         self._frozen = model.frozen
-        self._two_gradients = layout.precision.products in BLOCK_SCALED and not model.frozen
+        self._two_gradients = block_scaled(layout.precision) and not model.frozen
         self._gpu = cluster.gpu
         self._group = collectives.group(layout.parallel.tp)
         self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count

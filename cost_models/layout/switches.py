@@ -32,7 +32,7 @@ ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 ExpertRouting = Literal["loss", "bias", "even", "untrained"]
 GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
-Fp8Scaling = Literal["delayed", "tensor", "row"]
+Fp8Scaling = Literal["delayed", "tensor", "row", "block"]
 TensorExchange = Literal["none", "gathers", "mlp"]
 TensorChunks = Literal["streams", "sequence"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
@@ -229,8 +229,9 @@ class Precision(Group):
     """Operands of the layers' matrix products; attention scores, router, embedding and output head stay BF16. fp8: a
     scale for each tensor (Hopper on); mxfp8, nvfp4: block scales (Blackwell)."""
     fp8_scaling: Fp8Scaling = switch("delayed", needs=(needs.FP8,))
-    """Scales of fp8: of earlier steps, of the tensor itself, or of its rows and columns (tensor-parallel gathers then
-    carry 16 bits, and every GPU casts all it gathered)."""
+    """Scales of fp8: of earlier steps, of the tensor itself, of its rows and columns (tensor-parallel gathers then
+    carry 16 bits, and every GPU casts all it gathered), or of blocks (1 x 128 of activations and gradients, 128 x 128
+    of weights: DeepSeek-V3's recipe)."""
     separate_scale_updates: bool = switch(False, needs=(needs.DELAYED_SCALES,))
     """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel
     (Transformer Engine before 1.4)."""

@@ -52,7 +52,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.precision": ("bf16", "fp8", "mxfp8"),
     "layout.bf16_layers": ("0", "0.25"),
     "layout.bf16_parts": ("none", "attention", "latent+prediction"),
-    "layout.fp8_scaling": ("delayed", "tensor", "row"),
+    "layout.fp8_scaling": ("delayed", "tensor", "row", "block"),
     "layout.attention_kernel": ("flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"),
     "layout.loss_metrics": ("0", "2"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),

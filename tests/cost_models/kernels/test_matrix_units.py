@@ -18,6 +18,7 @@ from hdpsim.cost_models.kernels.number_formats import (
     CAST_BYTES,
     MXFP8_RATE,
     OPERAND_BYTES,
+    block_scaled,
     cast_bytes,
     matrix_unit,
     power_slowdown,
@@ -171,8 +172,11 @@ class TestUnits:
     def test_scales_are_counted(self) -> None:
         assert OPERAND_BYTES["mxfp8"] == 33 / 32  # a byte per 32
         assert OPERAND_BYTES["nvfp4"] == 9 / 16  # half a byte, and a byte per 16
-        # a maximum of the tensor reads it once more, those of rows and of columns twice
+        # a maximum of the tensor reads it once more, those of rows and of columns twice; a block has 4 B of scale
         assert [cast_bytes("fp8", scaling) for scaling in ("delayed", "tensor", "row")] == [4.0, 6.0, 8.0]
+        assert cast_bytes("fp8", "block") == 4.0 + 2 * 4 / 128
+        assert block_scaled(Layout(precision="fp8", fp8_scaling="block").precision)
+        assert not block_scaled(Layout(precision="bf16", fp8_scaling="block").precision)
         assert cast_bytes("bf16", "row") == 0.0
         assert CAST_BYTES["fp8"] == 4.0  # read two, write one along rows and one along columns
         # no measured cast moves less than what it must: one reading for MXFP8, three for NVFP4

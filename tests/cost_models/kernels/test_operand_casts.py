@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_cluster
 
-from hdpsim.cost_models.kernels.casts import ROW_FORWARD_RATE, LinearOp, OperandCasts
+from hdpsim.cost_models.calibration.calibration import calibration
+from hdpsim.cost_models.kernels.casts import LinearOp, OperandCasts
+from hdpsim.cost_models.kernels.number_formats import BLOCK_RATE, ROW_FORWARD_RATE, cast_bytes, scaled_rates
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Fp8Scaling
@@ -81,6 +83,25 @@ class TestLayers:
         assert one / rows == pytest.approx(ROW_FORWARD_RATE, rel=0.02)  # traffic is as long in both
         one, rows = (layer(scaling).gemm_s(tokens, backward=True) for scaling in ("tensor", "row"))
         assert one == rows
+
+    def test_scales_of_blocks_slow_all_products_down(self) -> None:
+        # Hopper: promoted sums at 0.87, what multiplies them by scales at 0.94
+        assert scaled_rates("block", calibration("hopper")) == pytest.approx((0.87 * 0.94, 0.87 * 0.94))
+        tokens = np.array([8192.0])
+        for backward in (False, True):
+            one, blocks = (layer(way).gemm_s(tokens, backward=backward) for way in ("tensor", "block"))
+            assert 0.98 * BLOCK_RATE < one / blocks < 1.03 * BLOCK_RATE  # traffic is as long in both
+
+    def test_an_h200s_layer_with_scales_of_blocks_takes_what_it_was_measured_to_take_longer(self) -> None:
+        # Transformer Engine, GEMM profiling tutorial: h 4096, f 16384, no gate, 15,872 tokens, weights cast with each
+        # product: 18.98 ms with delayed scales, 22.88 with blocks; its products with delayed scales promote nothing
+        h200 = replace(calibration("hopper"), fp8_gradient_efficiency=1.0)
+        products_s, cast_s = 16.785e-3, 2.48e9 / (0.9 * 4.8e12)
+        hopper = calibration("hopper")
+        delayed_s = products_s / scaled_rates("delayed", h200)[0] + cast_s * cast_bytes("fp8", "delayed")
+        blocks_s = products_s / scaled_rates("block", hopper)[0] + cast_s * cast_bytes("fp8", "block")
+        assert delayed_s == pytest.approx(18.978e-3, rel=0.01)
+        assert blocks_s == pytest.approx(22.882e-3, rel=0.01)
 
     @given(st.floats(1.0, 1e6), st.floats(1.0, 1e6), st.booleans())
     def test_more_tokens_never_take_less(self, tokens: float, more: float, backward: bool) -> None:

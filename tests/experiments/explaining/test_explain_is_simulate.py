@@ -45,7 +45,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.shard_ranks": ("all", "all", 2),
     "layout.recompute": ("none", "selective", "full", "full"),
     "layout.precision": ("bf16", "bf16", "fp8"),
-    "layout.fp8_scaling": ("delayed", "tensor", "row"),
+    "layout.fp8_scaling": ("delayed", "tensor", "row", "block"),
     "layout.bf16_layers": (0.0, 0.25),
     "layout.bf16_parts": ("none", "attention", "prediction"),
     "layout.gradient_accumulation": ("fused", "separate", "cast"),

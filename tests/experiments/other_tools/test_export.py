@@ -65,7 +65,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "recompute": ("none", "selective", "full"),
     "recompute_share": (0.0, 0.5),
     "precision": ("bf16", "fp8", "mxfp8", "nvfp4"),
-    "fp8_scaling": ("delayed", "tensor", "row"),
+    "fp8_scaling": ("delayed", "tensor", "row", "block"),
     "cp_kind": ("ring", "all-gather", "ulysses", "gathered-ring", "double-ring", "hybrid", "disaggregated"),
     "order": ("tp-dp-pp", "tp-pp-dp"),
     "gradient_accumulation": ("fused", "separate", "cast"),
