@@ -16,6 +16,7 @@ from hdpsim.cost_models.layer.host_launches import forward_launches
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.planning import micro_batch_cost
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName, StrategyOptions
 from hdpsim.simulator.strategies.problem import PlanningProblem
@@ -187,6 +188,7 @@ def pipelines(draw: st.DrawFn) -> Task:
         vpp=vpp,
         ep=tp if model.experts else 1,
         schedule=schedule,
+        pp_overlap=schedule in SPLIT_SCHEDULES or draw(st.booleans()),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         cp_kind=draw(
             st.sampled_from(

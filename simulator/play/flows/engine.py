@@ -1,7 +1,8 @@
 """A step whose transfers share the links of a network: the engine, with activities in place of durations.
 
     operation     its transfers as one activity, then the rest of it (see program); beside both its copies to the host
-    transfer      from one stage of a group to the next: an activity; its latency is part of its time alone
+    transfer      from one stage of a group to the next: an activity, then its latency. Those that hold stages: see
+                  exchanges
     gather, sum   what shows: an activity that all ranks of the stage wait for. What is hidden: an activity beside the
                   first or last operations; sums end when both do, second operations wait for hidden gathers
 
@@ -29,6 +30,7 @@ from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 
+from .exchanges import HeldTransfers
 from .program import EdgeTraffic, FlowProgram, row_of_stage
 from .rings import busiest_ring
 from .routes import Combined, Rows, Wired
@@ -126,10 +128,13 @@ class FlowStep(StepPlay):
         chain, traffic = flows.priced.chain, flows.priced.costs.traffic
         assert traffic is not None
         self._transfer_bytes: list[float] = traffic.transfer_bytes.tolist()
+        self._latency_s: list[float] = traffic.transfer_fixed_s.tolist()
+        self._held = HeldTransfers.of(flows.alone)
+        self._between = flows.routes.transfers if self._held is None else flows.routes.rank_transfers
         self._pairs: list[tuple[int, int] | None] = [None] * chain.links
         for link in np.flatnonzero(chain.sends).tolist():
             pair = (int(chain.stage[0, link]), int(chain.stage[0, link + 1]))
-            if pair in flows.routes.transfers:
+            if pair in self._between:
                 self._pairs[link] = pair
         self._transfers: dict[tuple[tuple[int, int], int, float, float], Activity | None] = {}
         self._arrival_s = np.zeros(len(self._row))
@@ -203,36 +208,68 @@ class FlowStep(StepPlay):
         operation.end_after(max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
 
     def _send(self, number: int, now_s: float) -> None:
-        """See StepPlay._send; between nodes an activity."""
-        following, delay_s = number + self._units, self._result_delay_s[number]
-        link, unit = divmod(number, self._units)
-        activity = self._transfer_of(link, unit, delay_s)
+        """See StepPlay._send; between nodes an activity, unless it holds stages."""
+        following = number + self._units
+        if self._held is not None:
+            arrival_s = now_s + self._result_delay_s[number]
+            self._arrived(following, arrival_s, arrival_s)
+        else:
+            self._transfer(number, self._group[number], [(following, number)])
+
+    def _operation_with_feeds_ended(self, operation: simpy.Event) -> None:
+        """See StepPlay; where transfers hold stages those begin that only waited for this one's end."""
+        held = self._held
+        if held is None:
+            super()._operation_with_feeds_ended(operation)
+            return
+        self._operation_ended(operation)
+        assert isinstance(operation, Operation)
+        for one in held.ready_behind(operation.number):
+            self._transfer(held.result[one], held.rank[one], held.waiting[one])
+
+    def _transfer(self, number: int, row: int, waiting: list[tuple[int, int]]) -> None:
+        """Send the result of an operation from now on; between nodes an activity.
+
+        *waiting*: operations that wait for it, and those at whose ends they would have it if nobody else were late.
+        """
+        begin_s, alone_s, ends_s = self._env.now, self._result_delay_s[number], self._end_s
+        latency_s = self._latency_s[number % self._units]
+        activity = self._transfer_of(number, row)
         if activity is None:
-            self._arrival_s[following] = max(self._arrival_s[following], now_s + delay_s)
-            self._feed(following, now_s + delay_s)
+            for one, since in waiting:
+                self._arrived(one, begin_s + alone_s, ends_s[since] + alone_s)
             return
 
         def arrived(_: float) -> None:
-            arrival_s = self._env.now
-            if arrival_s > self._arrival_s[following]:
-                self._arrival_s[following] = arrival_s
-            self._feed(following, arrival_s)
+            arrival_s = self._env.now + latency_s
+            took_s = arrival_s - begin_s
+            for one, since in waiting:
+                self._arrived(one, arrival_s, ends_s[since] + took_s)
 
         self._network.begin(activity, arrived)
 
-    def _transfer_of(self, link: int, unit: int, delay_s: float) -> Activity | None:
-        """Between nodes an activity, one for all equal transfers of a group."""
+    def _arrived(self, number: int, arrival_s: float, accounted_s: float) -> None:
+        """Something an operation waits for arrives; until *accounted_s* that is a wait for its input."""
+        if accounted_s > self._arrival_s[number]:
+            self._arrival_s[number] = accounted_s
+        self._feed(number, arrival_s)
+
+    def _transfer_of(self, number: int, row: int) -> Activity | None:
+        """Between nodes an activity, one for all equal transfers of a group, or of a rank that it holds."""
+        link, unit = divmod(number, self._units)
         pair = self._pairs[link]
         if pair is None:
             return None
-        number, volume_bytes = link * self._units + unit, self._transfer_bytes[unit]
-        group = self._group[number]
-        key = (pair, group, volume_bytes, delay_s)
+        volume_bytes, wire_s = (
+            self._transfer_bytes[unit],
+            self._result_delay_s[number] - self._latency_s[unit],
+        )
+        key = (pair, row, volume_bytes, wire_s)
         if key not in self._transfers:
             label, routes = "stage transfer", self._flows.routes
-            sent = [(f"transfer {pair}", routes.transfers[pair], group, volume_bytes)]
+            sent = [(f"transfer {pair}", self._between[pair], row, volume_bytes)]
             who = routes.who(label, self._row[number])
-            self._transfers[key] = self._combined.activity(sent, delay_s, label, who)
+            self._transfers[key] = self._combined.activity(sent, wire_s, label, who)
         return self._transfers[key]
 
     def _gather(self, stage: int) -> _Process:
@@ -286,8 +323,7 @@ class FlowStep(StepPlay):
         if later is not None:
             self._network.start(later)
         for number in self._seconds[stage]:
-            self._arrival_s[number] = max(self._arrival_s[number], now_s)
-            self._feed(number, now_s)
+            self._arrived(number, now_s, now_s)
 
     def _hidden_sum(self, env: simpy.Environment, stage: int, begin: simpy.Event) -> _Process:
         """Gradients that are summed beside the last backwards."""

@@ -102,12 +102,12 @@ class FlowProgram:
         """What *program* sends over the links that it is given.
 
         Raises:
-            InfeasibleError: a schedule whose transfers hold stages, or overlap pairs of operations.
+            InfeasibleError: a schedule that overlaps pairs of operations.
         """
         check_flows(program.costs)
         costs, traffic, chain = program.costs, _traffic(program.costs), program.chain
         pairs = sorted(set(_stage_pairs(chain)))
-        routes = StepRoutes.of(wired, program.plan, traffic, pairs)
+        routes = StepRoutes.of(wired, program.plan, traffic, pairs, by_rank=not costs.pp_overlap)
         links = routes.links
         factor = _noise_factor(program)
         moved = [_sent(program, one, routes, factor) for one in traffic.passes]
@@ -123,13 +123,15 @@ class FlowProgram:
         epilogue = replace(
             costs.epilogue, parameter_gather_s=gather.exposed_s, gradient_sync_s=sync.exposed_s
         )
-        own_s = program.part_own_s
+        own_s, extras = program.part_own_s, program.extras
+        delay_s = _transfers_alone_s(program, routes, traffic).ravel()
         alone = replace(
             program,
             costs=replace(costs, epilogue=epilogue),
             operation_s=operation_s,
             part_own_s=None if own_s is None else own_s + longer_s[program.part_operation],
-            result_delay_s=_transfers_alone_s(program, routes, traffic).ravel(),
+            result_delay_s=delay_s,
+            extras=None if extras is None else extras.with_delays(program.part_operation, delay_s),
         )
         return cls(
             priced=program,
@@ -148,11 +150,6 @@ class FlowProgram:
 
 def check_flows(costs: StepCosts) -> None:
     """Refuse what transfers that share links cannot be played with."""
-    if not costs.pp_overlap:
-        raise InfeasibleError(
-            "execution.network = flows does not play transfers that hold stages: set layout.pp_overlap = true, or "
-            "execution.network = independent"
-        )
     if costs.schedule == "dualpipe":
         raise InfeasibleError(
             "execution.network = flows does not play overlapped pairs of operations (layout.schedule = dualpipe): use "

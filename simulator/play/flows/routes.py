@@ -194,6 +194,8 @@ class StepRoutes:
     passes: dict[TrafficKind, Rows]
     transfers: dict[tuple[int, int], Rows]
     """By sending and receiving stage; rows are groups."""
+    rank_transfers: dict[tuple[int, int], Rows]
+    """The same where transfers hold stages, of every rank on its own; else empty."""
     gathers: Rows
     sums: Rows
 
@@ -204,8 +206,10 @@ class StepRoutes:
         plan: Plan,
         traffic: StepTraffic,
         pairs: list[tuple[int, int]],
+        *,
+        by_rank: bool = False,
     ) -> StepRoutes:
-        """Everything that *plan* sends; *pairs*: stages between which transfers go."""
+        """Everything that *plan* sends; *pairs*: stages between which transfers go, *by_rank*: each rank's alone."""
         links, parallel, seed = wired.links, wired.parallel, wired.seed
         kinds = {one.kind for one in traffic.passes}
         limits = _can_hold_up(links, not kinds.isdisjoint(HOST_KINDS))
@@ -223,10 +227,10 @@ class StepRoutes:
         for kind in kinds & HOST_KINDS:
             way: Literal["out", "in"] = "out" if kind == "offload" else "in"
             passes[kind] = Rows.of_hosts(links, useful, *places.members(), everywhere, way)
-        transfers = {
-            pair: rows(places.transfer(*pair), groups, 16 + number)
-            for number, pair in enumerate(pairs)
-            if traffic.transfer_bytes.any()
+        some = list(enumerate(pairs, start=16)) if traffic.transfer_bytes.any() else []
+        transfers = {pair: rows(places.transfer(*pair), groups, number) for number, pair in some}
+        rank_transfers = {
+            pair: rows(places.rank_transfer(*pair), plan.ranks, number) for number, pair in some if by_rank
         }
         gathers, sums = (
             rows(places.sums(parts), parallel.pp, connection)
@@ -234,7 +238,7 @@ class StepRoutes:
         )
         follows = np.arange(len(links))
         if not wired.every_link:
-            families = [*passes.values(), *transfers.values(), gathers, sums]
+            families = [*passes.values(), *transfers.values(), *rank_transfers.values(), gathers, sums]
             follows = _one_of_each_kind(links, limits, families, wired.flaps)
         stay = follows == np.arange(len(links))
         if wired.record:
@@ -248,6 +252,7 @@ class StepRoutes:
             groups=groups,
             passes={kind: one.kept(stay) for kind, one in passes.items()},
             transfers={pair: one.kept(stay) for pair, one in transfers.items()},
+            rank_transfers={pair: one.kept(stay) for pair, one in rank_transfers.items()},
             gathers=gathers.kept(stay),
             sums=sums.kept(stay),
         )
@@ -377,6 +382,11 @@ class Places:
         return Sent.of(
             self._of_member[:, None], self._gpus(self._member, source), self._gpus(self._member, target)
         )
+
+    def rank_transfer(self, source: int, target: int) -> Sent:
+        """From one stage to another, of every rank."""
+        rank = np.arange(self._ranks)
+        return Sent.of(rank[:, None], self._gpus(rank, source), self._gpus(rank, target))
 
     def sums(self, parts: tuple[SumTraffic, ...]) -> Sent:
         """Collectives over neighbours among the GPUs of each stage; a row's weights are bytes."""

@@ -19,7 +19,7 @@ Two things may tie an operation to others than its predecessor in the chain (`Fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,6 +40,36 @@ class Feeds(NamedTuple):
     before: Ints
     after: Ints
     delay_s: Floats
+
+
+class Exchanges(NamedTuple):
+    """Transfers that hold the stages of a rank, one after the other; -1: there is no such part."""
+
+    process: Ints
+    """That sends."""
+    result: Ints
+    """The operation whose result is sent."""
+    left: Ints
+    """The part that ends the batch of the sender."""
+    came: Ints
+    """The part that ends the batch which the receiver runs before."""
+    takes: Ints
+    """The part that begins the batch of the receiver."""
+    goes_on: Ints
+    """The part that begins the next batch of the sender."""
+
+    def feeds(self, operation: Ints, seconds: Floats) -> Feeds:
+        """What holds a stage besides its own operations and inputs; *operation*: of every part, *seconds*: of each."""
+        on = self.goes_on >= 0
+        before = np.concatenate([self.left, np.where(self.came >= 0, self.came, self.left)[on]])
+        after = np.concatenate([self.takes, self.goes_on[on]])
+        return Feeds(operation[before], operation[after], np.concatenate([seconds, seconds[on]]))
+
+    def gaps_s(self, parts: int, seconds: Floats) -> Floats:
+        """By part: how long the transfers after the process's operation before it hold the process."""
+        on = self.goes_on >= 0
+        sends = np.bincount(self.goes_on[on], seconds[on], parts)
+        return np.maximum(sends, np.bincount(self.takes, seconds, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +93,24 @@ class Extras:
     """Of each weight gradient."""
     stage_by_stage: bool
     """Whether steps follow each other stage by stage."""
+    exchanges: Exchanges | None = None
+    """Transfers that hold stages."""
+
+    def with_delays(self, operation: Ints, result_delay_s: Floats) -> Extras:
+        """The same where results take so long to the next stage; *operation*: of every part."""
+        if self.exchanges is None:
+            return self
+        seconds = result_delay_s[self.exchanges.result]
+        return replace(
+            self,
+            part_wait_s=self.part_work_s + self.exchanges.gaps_s(len(operation), seconds),
+            feeds=_in_order(self.exchanges.feeds(operation, seconds)),
+        )
+
+
+def _in_order(feeds: Feeds) -> Feeds:
+    order = np.argsort(feeds.before, kind="stable")
+    return Feeds(feeds.before[order], feeds.after[order], feeds.delay_s[order])
 
 
 def make_extras(program: Program, parts: Parts) -> Extras:
@@ -77,29 +125,30 @@ def make_extras(program: Program, parts: Parts) -> Extras:
     part_work_s = np.bincount(weights.before[~behind], weight_s[~behind], size).astype(np.float64)
     tail_s = np.bincount(weights.process[behind], weight_s[behind], len(parts.offsets) - 1).astype(np.float64)
     none = np.zeros(0, dtype=np.int64)
-    part_wait_s, feeds = part_work_s, [Feeds(none, none, np.zeros(0))]
+    part_wait_s, feeds, exchanges = part_work_s, Feeds(none, none, np.zeros(0)), None
     if not costs.pp_overlap:
-        part_wait_s = part_work_s + blocking_gaps_s(parts, chain, transfer_s)
-        feeds.append(blocking_feeds(parts, chain, transfer_s))
+        exchanges = exchanges_of(parts, chain, program.units)
+        seconds = transfer_s[exchanges.result % program.units]
+        part_wait_s = part_work_s + exchanges.gaps_s(size, seconds)
+        feeds = exchanges.feeds(parts.operation, seconds)
     hidden_s = np.zeros(size)
     if not chain.merged:
         _add_unsplit_weights(program, parts)
         hidden_s = _overlap_pairs(program, parts)
         forward = np.flatnonzero(parts.paired)[::2]  # its result leaves at the end of its pair
         program.result_delay_s[parts.operation[forward]] += operation_s[parts.operation[forward + 1]]
-        feeds.append(_pair_feeds(parts, chain, transfer_s))
-    before, after, delay_s = (np.concatenate(c) for c in zip(*feeds, strict=True))
-    order = np.argsort(before, kind="stable")
+        feeds = _pair_feeds(parts, chain, transfer_s)
     return Extras(
         part_work_s=part_work_s,
         part_wait_s=part_wait_s,
         tail_s=tail_s,
         hidden_s=hidden_s,
-        feeds=Feeds(before[order], after[order], delay_s[order]),
-        feed_offsets=offsets_of(np.bincount(before, minlength=len(operation_s))),
+        feeds=_in_order(feeds),
+        feed_offsets=offsets_of(np.bincount(feeds.before, minlength=len(operation_s))),
         weights=weights,
         weight_s=weight_s,
         stage_by_stage=costs.schedule in STAGE_BY_STAGE,
+        exchanges=exchanges,
     )
 
 
@@ -162,47 +211,25 @@ def _pair_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
     return Feeds(backward - len(transfer_s), parts.operation[forward], delay_s)
 
 
-def blocking_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
-    """What holds a stage whose sends and receives block, besides its own operations and inputs; see above."""
-    size = len(parts.operation)
-    link, unit = np.divmod(parts.operation, len(transfer_s))
+def exchanges_of(parts: Parts, chain: Chain, units: int) -> Exchanges:
+    """Every transfer between stages whose sends and receives block; see above."""
+    link, _ = np.divmod(parts.operation, units)
     part_at = np.full((chain.links, int(parts.entry.max(initial=-1)) + 1), -1, dtype=np.int64)
-    part_at[link, parts.entry] = np.arange(size)
-    batch, first, last, process = _batches(parts)
-    sender = np.flatnonzero(chain.sends[link])
-    receiver = part_at[link[sender] + 1, parts.entry[sender]]
-    seconds = transfer_s[unit[sender]]
-    sending, receiving = batch[sender], batch[receiver]
-    # The receiver's first batch is ready from the start; behind a sender's last batch nothing waits for the send.
-    held = (first[receiving] > parts.offsets[process[first[receiving]]]) & (
-        last[sending] + 1 < parts.offsets[process[last[sending]] + 1]
-    )
-    before = np.concatenate([last[sending], first[receiving[held]] - 1])
-    after = np.concatenate([first[receiving], last[sending[held]] + 1])
-    return Feeds(parts.operation[before], parts.operation[after], np.concatenate([seconds, seconds[held]]))
-
-
-def _batches(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
-    """By part: its batch; by batch: its first and last part; by part: its process."""
+    part_at[link, parts.entry] = np.arange(len(link))
     process = np.repeat(np.arange(len(parts.offsets) - 1), np.diff(parts.offsets))
     new = np.ones(len(process), dtype=np.bool_)
     new[1:] = (np.diff(process) != 0) | (np.diff(parts.batch) != 0)
-    first = np.flatnonzero(new)
-    return np.cumsum(new) - 1, first, np.append(first[1:], len(process)) - 1, process
-
-
-def blocking_gaps_s(parts: Parts, chain: Chain, transfer_s: Floats) -> Floats:
-    """By part: how long the transfers after the process's operation before it hold the process."""
-    link, unit = np.divmod(parts.operation, len(transfer_s))
-    batch, first, _, process = _batches(parts)
-    gap_s = np.zeros(len(link))
-    if not len(first):
-        return gap_s
-    sends, receives = (
-        np.bincount(batch, moves[link] * transfer_s[unit], len(first))
-        for moves in (chain.sends, np.concatenate([[False], chain.sends[:-1]]))
+    first, batch = np.flatnonzero(new), np.cumsum(new) - 1
+    last = np.append(first[1:], len(process)) - 1
+    sender = np.flatnonzero(chain.sends[link])
+    receiver = part_at[link[sender] + 1, parts.entry[sender]]
+    left, takes = last[batch[sender]], first[batch[receiver]]
+    # The receiver's first batch is ready from the start; behind a sender's last batch nothing waits for the send.
+    return Exchanges(
+        process=process[sender],
+        result=parts.operation[sender],
+        left=left,
+        came=np.where(takes > parts.offsets[process[takes]], takes - 1, -1),
+        takes=takes,
+        goes_on=np.where(left + 1 < parts.offsets[process[left] + 1], left + 1, -1),
     )
-    sent = np.concatenate([[0.0], sends[:-1]])
-    sent[np.flatnonzero(np.diff(process[first], prepend=-1))] = 0.0
-    gap_s[first] = np.maximum(sent, receives)
-    return gap_s

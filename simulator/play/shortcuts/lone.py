@@ -17,7 +17,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES, virtual_stage_table
 from hdpsim.simulator.play.accounts import StepEnd
 from hdpsim.simulator.play.pipeline.chain import Chain, make_chain
-from hdpsim.simulator.play.pipeline.extras import blocking_feeds, blocking_gaps_s
+from hdpsim.simulator.play.pipeline.extras import exchanges_of
 from hdpsim.simulator.play.pipeline.parts import pipeline_parts
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
 
@@ -120,10 +120,12 @@ def rank_turns(costs: StepCosts, slots: int, count: int) -> Turns:
 
 def _blocking(chain: Chain, schedule: Schedule, stages: int, chunks: int, count: int) -> tuple[Ints, Floats]:
     """Operations (needed, waiting) of a rank whose transfers block, and how many of them hold each."""
-    plan, each = plan_of_lone_ranks(np.array([count])), np.ones(count)
+    plan = plan_of_lone_ranks(np.array([count]))
     parts = pipeline_parts(plan, plan.entries, chain, schedule, stages, chunks)
-    feeds, gaps = blocking_feeds(parts, chain, each), np.zeros(chain.links * count)
-    gaps[parts.operation] = blocking_gaps_s(parts, chain, each)
+    exchanges = exchanges_of(parts, chain, count)
+    each, gaps = np.ones(len(exchanges.result)), np.zeros(chain.links * count)
+    feeds = exchanges.feeds(parts.operation, each)
+    gaps[parts.operation] = exchanges.gaps_s(len(parts.operation), each)
     pairs = np.unique([feeds.before, feeds.after], axis=1)
     return pairs[:, pairs[1] - pairs[0] != count], gaps  # without inputs, which wait for the same transfer
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulator_setups import MODEL, Task, pipelines, small_cluster, small_setup, tasks
 
+from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.links import LinkKind
 from hdpsim.errors import InfeasibleError
@@ -67,6 +68,8 @@ SETUPS = {
     "pipeline": step_setup(tp=2, pp=4),
     "pipelines side by side": step_setup(nodes=16, tp=8, pp=2, order="tp-pp-dp"),
     "interleaved": step_setup(tp=4, pp=2, vpp=2, schedule="interleaved"),
+    "blocking": step_setup(tp=2, pp=4, pp_overlap=False),
+    "blocking interleaved": step_setup(tp=4, pp=2, vpp=2, schedule="interleaved", pp_overlap=False),
     "zb-h1": step_setup(tp=2, pp=4, schedule="zb-h1"),
     "zb-h2": step_setup(tp=2, pp=4, schedule="zb-h2"),
     "zb-v": step_setup(tp=4, pp=2, vpp=2, schedule="zb-v"),
@@ -87,10 +90,15 @@ SETUPS = {
 
 
 def played(
-    of: Setup, *, share: float = 1.0, faster: tuple[int, float] = (0, 1.0), every_link: bool = False
+    of: Setup,
+    *,
+    lengths: Ints = LENGTHS,
+    share: float = 1.0,
+    faster: tuple[int, float] = (0, 1.0),
+    every_link: bool = False,
 ) -> tuple[FlowProgram, Timeline, FlowStep]:
     """The step with links that have *share* times the rate that the durations alone assume; one *faster* than that."""
-    plan, problem, _ = plan_batch(of, LENGTHS)
+    plan, problem, _ = plan_batch(of, lengths)
     costs = price_plan(of, problem, plan)
     where = replace(wired(of), every_link=every_link)
     flows = FlowProgram.of(compile_program(plan, costs, plan_noise(of, plan, costs)), where)
@@ -120,6 +128,43 @@ def test_with_nothing_shared_a_step_of_flows_is_the_replay(name: str):
     assert execution.accounts == replay.accounts
     np.testing.assert_allclose(execution.account_s, replay.account_s, rtol=1e-8, atol=1e-9 * replay.step_s)
     np.testing.assert_allclose(contention_s, 0.0, atol=1e-9 * replay.step_s)
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(pipelines())
+def test_any_pipeline_with_nothing_shared_is_the_replay(task: Task):
+    assume(task.setup.layout.pipeline.schedule != "dualpipe")
+    of = replace(task.setup, memory=replace(task.setup.memory, must_fit=False), execution=FLOWS)
+    flows, timeline, step = played(of, lengths=task.lengths, share=1e6)
+    alone, step_s = flows.played, flows.played.step_end.step_s
+    for shared_s, alone_s in ((timeline.start_s, alone.start_s), (timeline.end_s, alone.end_s)):
+        np.testing.assert_allclose(shared_s, alone_s, rtol=1e-9, atol=1e-9 * step_s)
+    _, contention_s = step.account(timeline)
+    np.testing.assert_allclose(contention_s, 0.0, atol=1e-9 * step_s)
+
+
+def test_transfers_that_hold_stages_hold_them_longer_where_they_meet():
+    # Two pipelines side by side, their first stages on a node with one NIC, their last ones on another; two equal
+    # micro-batches each. Stage 0 runs F0 F1 B0 B1, stage 1 F0+B0 and F1+B1; between them are three exchanges:
+    #     F0 down; F1 down while B0 comes up; B1 up          step = 3 (f + b) + 3 (latency + wire)
+    # Both ranks send each at the same time over the same NIC, one way each: every wire takes twice as long.
+    cluster = small_cluster(2)
+    of = small_setup(
+        capacity=2048,
+        context=2048,
+        cluster=replace(cluster, node=replace(cluster.node, nics=1)),
+        execution=FLOWS,
+        layout=Layout(tp=4, pp=2, order="tp-dp-pp", pp_overlap=False),
+        name="static",
+    )
+    flows, timeline, _ = played(of, lengths=np.full(4, 2048))
+    traffic = flows.priced.costs.traffic
+    assert traffic is not None
+    assert [len(flows.priced.plan.order), flows.priced.plan.ranks] == [4, 2]
+    wire_s = float(flows.alone.result_delay_s[0] - traffic.transfer_fixed_s[0])
+    assert wire_s > 0
+    assert timeline.step_end.step_s - flows.played.step_end.step_s == pytest.approx(3 * wire_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -227,13 +272,9 @@ def test_more_capacity_on_any_link_hardly_costs_anything(
     assert more <= 1.05 * less
 
 
-@pytest.mark.parametrize(
-    ("layout", "said"), [({"pp_overlap": False}, "pp_overlap"), ({"schedule": "dualpipe"}, "dualpipe")]
-)
-def test_what_flows_cannot_play_is_refused(layout: dict[str, object], said: str):
-    strategy = "static" if "schedule" in layout else "hdp-opt"
-    of = step_setup(tp=2, pp=2, cp=8, strategy=strategy, **layout)
-    with pytest.raises(InfeasibleError, match=said):
+def test_what_flows_cannot_play_is_refused():
+    of = step_setup(tp=2, pp=2, cp=8, strategy="static", schedule="dualpipe")
+    with pytest.raises(InfeasibleError, match="dualpipe"):
         simulate_step(of, np.full(64, 16384))
 
 
@@ -257,7 +298,16 @@ def test_bytes_on_the_nics_are_what_the_rings_carry():
 
 @pytest.mark.parametrize(
     "name",
-    ["static", "pipeline", "experts", "layer by layer", "sums shown", "offloading", "offloading pipeline"],
+    [
+        "static",
+        "pipeline",
+        "blocking",
+        "experts",
+        "layer by layer",
+        "sums shown",
+        "offloading",
+        "offloading pipeline",
+    ],
 )
 def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     of = SETUPS[name]
@@ -298,7 +348,7 @@ def test_any_step_of_flows_accounts_for_its_time_and_is_never_faster_than_alone(
     setup = replace(task.setup, memory=replace(task.setup.memory, must_fit=False))
     flows = replace(setup, execution=replace(setup.execution, network="flows"))
     independent = simulate_step(setup, task.lengths)
-    if setup.layout.pipeline.schedule == "dualpipe" or not setup.layout.pipeline.overlap:
+    if setup.layout.pipeline.schedule == "dualpipe":
         with pytest.raises(InfeasibleError, match="flows does not play"):
             simulate_step(flows, task.lengths)
         return
