@@ -17,7 +17,7 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import distinct_micro_batches
+from hdpsim.simulator.plan_micro_batches import distinct_micro_batches
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay

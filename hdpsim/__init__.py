@@ -109,13 +109,13 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario as Scenario
     from hdpsim.experiments.scenario.scenario import load_scenario
     from hdpsim.experiments.verbs.doctor import doctor
-    from hdpsim.experiments.verbs.evidence import calibrate, reproduce, validate
+    from hdpsim.experiments.verbs.measurements import calibrate, reproduce, validate
     from hdpsim.experiments.verbs.network import fabric, flows
     from hdpsim.experiments.verbs.planning import check, check_strategy, plan, recommend, scale, sweep, whatif
     from hdpsim.experiments.verbs.result import Result
     from hdpsim.experiments.verbs.running import campaign, compare, explain, replay, replay_ops, simulate
+    from hdpsim.simulator.find_own_strategy import strategy
     from hdpsim.simulator.lower_bound import lower_bound_s as lower_bound_s
-    from hdpsim.simulator.own_strategy import strategy
     from hdpsim.simulator.plan import Plan as Plan
     from hdpsim.simulator.play.pipeline.validate_plan import validate_plan as validate_plan
     from hdpsim.simulator.setup import ExecutionOptions as ExecutionOptions
@@ -139,13 +139,13 @@ _NAMES = {
     "OwnPlanError PlanError QuantityError ScenarioError StrategyError TraceError UserInputError",
     "hdpsim.experiments.scenario.scenario": "Scenario load_scenario",
     "hdpsim.experiments.verbs.doctor": "doctor",
-    "hdpsim.experiments.verbs.evidence": "calibrate reproduce validate",
+    "hdpsim.experiments.verbs.measurements": "calibrate reproduce validate",
     "hdpsim.experiments.verbs.network": "fabric flows",
     "hdpsim.experiments.verbs.planning": "check check_strategy plan recommend scale sweep whatif",
     "hdpsim.experiments.verbs.result": "Result",
     "hdpsim.experiments.verbs.running": "campaign compare explain replay replay_ops simulate",
     "hdpsim.simulator.lower_bound": "lower_bound_s",
-    "hdpsim.simulator.own_strategy": "strategy",
+    "hdpsim.simulator.find_own_strategy": "strategy",
     "hdpsim.simulator.plan": "Plan",
     "hdpsim.simulator.play.pipeline.validate_plan": "validate_plan",
     "hdpsim.simulator.setup": "ExecutionOptions Setup StrategyOptions",

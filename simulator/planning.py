@@ -30,9 +30,9 @@ from hdpsim.simulator.step_memory import (
     memory_of,
     plan_memory,
 )
-from hdpsim.simulator.strategies.estimates import EstimateError
-from hdpsim.simulator.strategies.planner import make_plan
+from hdpsim.simulator.strategies.estimate_errors import EstimateError
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.registry import make_plan
 
 
 @shared(most=64)

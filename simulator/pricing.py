@@ -13,8 +13,8 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plan_costs
-from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
+from hdpsim.simulator.plan_micro_batches import plan_costs
+from hdpsim.simulator.play.randomness.garbage_collection import synchronised_pause_s
 from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import (

@@ -17,7 +17,7 @@ from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.ranges import RANGES
-from hdpsim.simulator.own_strategy import OWN_WORDS, is_own_name, reserve
+from hdpsim.simulator.find_own_strategy import OWN_WORDS, is_own_name, reserve
 
 StrategyName = Literal["static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm", "distca"]
 OF_PAPERS: tuple[StrategyName, ...] = ("wlb-llm", "distca")

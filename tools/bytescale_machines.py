@@ -23,7 +23,7 @@ from hdpsim.experiments.papers.bytescale_figures.offload import offload, offload
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, Machine, case_job, job_of
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results, run_jobs
-from hdpsim.experiments.papers.shown import FigureRow
+from hdpsim.experiments.papers.report import FigureRow
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.order import error_summary
 from hdpsim.simulator.setup import StrategyOptions

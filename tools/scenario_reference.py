@@ -18,7 +18,7 @@ from pathlib import Path
 from hdpsim.cost_models.layout.layout import GROUPS, SWITCHES
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Key
-from hdpsim.simulator.own_strategy import OWN_WORDS
+from hdpsim.simulator.find_own_strategy import OWN_WORDS
 from hdpsim.simulator.settings import FIELDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scenarios.md"

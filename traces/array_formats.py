@@ -14,7 +14,7 @@ from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import open_regular
-from hdpsim.traces.formats import choose_column
+from hdpsim.traces.file_formats import choose_column
 from hdpsim.traces.lengths import BadValueError, good_ones, lengths_from_array, lengths_from_arrow
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from hdpsim.arrays import Ints
 from hdpsim.errors import InfeasibleError, TraceError, UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
+from hdpsim.traces.cut_to_context import Block, cut_block
 from hdpsim.traces.distributions import Distribution
 from hdpsim.traces.lengths import BadValueError, lengths_from_array
-from hdpsim.traces.pieces import Block, cut_block
 from hdpsim.traces.trace import Trace
 
 LongSequencePolicy = Literal["chunk", "truncate", "drop"]

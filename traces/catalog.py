@@ -11,8 +11,8 @@ import numpy as np
 from hdpsim.errors import TraceError
 from hdpsim.quoting import did_you_mean
 from hdpsim.traces.distributions import Distribution, read_distribution, synthesize
+from hdpsim.traces.file_formats import FORMATS
 from hdpsim.traces.files import read_trace
-from hdpsim.traces.formats import FORMATS
 from hdpsim.traces.trace import Trace
 
 _DATA = Path(__file__).parent / "data"

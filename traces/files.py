@@ -14,7 +14,7 @@ from hdpsim.files import replacing
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, regular_file
 from hdpsim.traces.array_formats import npy_lengths, npz_lengths, parquet_lengths
-from hdpsim.traces.formats import file_format, trace_name
+from hdpsim.traces.file_formats import file_format, trace_name
 from hdpsim.traces.text_formats import csv_lengths, jsonl_lengths, txt_lengths
 from hdpsim.traces.trace import Trace
 

@@ -12,8 +12,8 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.errors import TraceError
 from hdpsim.reading import open_regular
+from hdpsim.traces.file_formats import file_format
 from hdpsim.traces.files import iter_lengths
-from hdpsim.traces.formats import file_format
 
 _CHUNK_ROWS = 2**18
 _SAMPLE_BYTES = 2**18

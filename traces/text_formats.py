@@ -18,7 +18,7 @@ from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 from hdpsim.ranges import LIMITS
 from hdpsim.reading import UnreadableError, open_trace, unique_keys
-from hdpsim.traces.formats import choose_column
+from hdpsim.traces.file_formats import choose_column
 from hdpsim.traces.lengths import (
     BadValueError,
     good_ones,

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import calibration, calibration_names
 from hdpsim.cost_models.transformer.parameters import parameters
-from hdpsim.experiments.output.words import large_amount
+from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.simulator.setup import Setup
 
 

@@ -17,7 +17,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches, band_words
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
-from hdpsim.experiments.bands.guessed import GuessedResiduals
+from hdpsim.experiments.bands.guessed_software import GuessedResiduals
 from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
+from hdpsim.experiments.output.amounts import large_amount, tokens_with_interval
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of, interval
 from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots import campaign as plots_of_campaign
@@ -19,7 +20,6 @@ from hdpsim.experiments.output.statistics import (
     fixed,
     with_interval,
 )
-from hdpsim.experiments.output.words import large_amount, tokens_with_interval
 from hdpsim.experiments.studies.step_report import band_line, scenario_document
 from hdpsim.simulator.campaign.setup import EFFECTIVE, Incident
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.campaigns.hidden import hidden_keys
 from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
+from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.output.statistics import Estimate, estimate
-from hdpsim.experiments.output.words import duration, large_amount
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.cost_to_target import Costs, Target, price_of

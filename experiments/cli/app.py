@@ -26,17 +26,17 @@ VERBS = {
     "simulate": "running", "compare": "running", "plan": "planning", "recommend": "planning", "check": "planning",
     "check-strategy": "planning",
     "scale": "planning", "whatif": "planning", "explain": "running", "sweep": "planning", "replay": "running",
-    "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "evidence",
-    "validate": "evidence", "calibrate": "evidence", "scenarios": "files", "schema": "files", "catalog": "files",
-    "report": "files", "fabric": "files", "flows": "files", "import": "files", "export": "files", "new": "files",
-    "doctor": "files", "completion": "files",
+    "trace": "files", "replay-ops": "running", "campaign": "running", "reproduce": "measurements",
+    "validate": "measurements", "calibrate": "measurements", "scenarios": "files", "schema": "files",
+    "catalog": "files", "report": "files", "fabric": "files", "flows": "files", "import": "files", "export": "files",
+    "new": "files", "doctor": "files", "completion": "files",
 }  # fmt: skip
 """Every verb in the order of the help text, and the module here that has its click command."""
 
 _HEADINGS = {
     "running": "How fast is it",
     "planning": "What to run",
-    "evidence": "How far to believe it",
+    "measurements": "How far to believe it",
     "files": "Files, catalogs and the installation",
 }
 """Module of verbs -> what they stand under in the help text."""

@@ -10,7 +10,7 @@ import click
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.groups import Commands
 from hdpsim.experiments.cli.options import json_option
-from hdpsim.experiments.cli.shown import Output
+from hdpsim.experiments.cli.printing import Output
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.catalog import Kind

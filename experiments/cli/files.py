@@ -11,6 +11,7 @@ import click
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.catalog import catalog as catalog
+from hdpsim.experiments.cli.command_from_verb import verb
 from hdpsim.experiments.cli.options import (
     SCENARIO_FILES,
     checked_with,
@@ -21,9 +22,8 @@ from hdpsim.experiments.cli.options import (
     set_option,
     written_option,
 )
-from hdpsim.experiments.cli.shown import Output, emit_json, say
+from hdpsim.experiments.cli.printing import Output, emit_json, say
 from hdpsim.experiments.cli.trace import trace as trace
-from hdpsim.experiments.cli.verb import verb
 
 if TYPE_CHECKING:
     from hdpsim.experiments.other_tools.new import Question
@@ -225,8 +225,8 @@ def new(out: str | None, **given: str | None) -> None:
     """
     from hdpsim.experiments.bands.memory_fit import fits_words
     from hdpsim.experiments.other_tools.new import QUESTIONS, answered, new_scenario, says_it_all
+    from hdpsim.experiments.output.amounts import memory_of
     from hdpsim.experiments.output.files.out_file import write_whole
-    from hdpsim.experiments.output.words import memory_of
 
     answers: dict[str, Any] = {}
     for number, question in enumerate(QUESTIONS, start=1):

@@ -1,4 +1,4 @@
-"""Options that several commands have. Of verbs that are functions, what options mean stands there; see `verb`."""
+"""Options that several commands have. What the options of a verb mean, its function says (command_from_verb.py)."""
 
 from __future__ import annotations
 

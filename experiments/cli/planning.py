@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.cli.command_from_verb import verb
 from hdpsim.experiments.cli.options import SCENARIO_FILES, file_option, written_option
-from hdpsim.experiments.cli.shown import Output, end_interrupted, say
-from hdpsim.experiments.cli.verb import verb
+from hdpsim.experiments.cli.printing import Output, end_interrupted, say
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import SweepRun

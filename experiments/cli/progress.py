@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hdpsim.experiments.cli.shown import say
+from hdpsim.experiments.cli.printing import say
 
 FIRST_LINE_S = 10.0
 NEXT_LINE_S = 30.0
@@ -49,7 +49,7 @@ class _Lines:
         of = "" if total is None else f" of {total:,}"
         parts = [f"{self._label}: {done:,}{of} {self._unit}"]
         if total is not None and self._first is not None and total > done > self._first[0]:
-            from hdpsim.experiments.output.words import span
+            from hdpsim.experiments.output.amounts import span
 
             left_s = (elapsed_s - self._first[1]) * (total - done) / (done - self._first[0])
             parts.append(f"about {span(left_s)} left")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hdpsim.experiments.cli.command_from_verb import verb
 from hdpsim.experiments.cli.options import json_option
-from hdpsim.experiments.cli.verb import verb
 
 simulate = verb("running", "simulate")
 

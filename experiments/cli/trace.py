@@ -9,7 +9,7 @@ import click
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.groups import Commands
 from hdpsim.experiments.cli.options import file_option, json_option, number_option
-from hdpsim.experiments.cli.shown import Output, emit_json, say
+from hdpsim.experiments.cli.printing import Output, emit_json, say
 from hdpsim.ranges import RANGES
 
 if TYPE_CHECKING:

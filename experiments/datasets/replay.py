@@ -19,7 +19,7 @@ from hdpsim.experiments.scenario.data_use import LongSequences
 from hdpsim.experiments.studies.many_steps.run import prepare_numbered
 from hdpsim.simulator.many_steps.clock import RunStep, run_of
 from hdpsim.simulator.many_steps.options import RunOptions
-from hdpsim.simulator.many_steps.prepared import PreparedStep
+from hdpsim.simulator.many_steps.prepared_step import PreparedStep
 from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.experiments.output.document import Document, OutputFile, files_of
 from hdpsim.experiments.output.plots.style import (
     GRID,
@@ -17,7 +18,6 @@ from hdpsim.experiments.output.plots.style import (
     figure_and_axes,
 )
 from hdpsim.experiments.output.statistics import Estimate, fixed, with_interval
-from hdpsim.experiments.output.words import large_amount
 from hdpsim.experiments.studies.cost_to_target import Costs, Target, mean_price
 from hdpsim.experiments.studies.step_report import band_line, mean_step_table, mfu_note, scenario_document
 

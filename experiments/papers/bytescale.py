@@ -33,7 +33,7 @@ from hdpsim.experiments.papers.bytescale_steps import (
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
-from hdpsim.experiments.papers.shown import FigureRow, Part, column, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, column, rows_part
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median
 from hdpsim.simulator.setup import Setup, StrategyOptions
 

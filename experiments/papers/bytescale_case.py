@@ -27,8 +27,8 @@ from hdpsim.experiments.papers.bytescale_steps import (
 )
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, column
-from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.experiments.papers.report import FigureRow, Part, column
+from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.setup import Setup
 

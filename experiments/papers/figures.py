@@ -11,7 +11,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import OutputFile, Table
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes
 from hdpsim.experiments.papers.folder import AboutFigure
-from hdpsim.experiments.papers.shown import FigureRow, Part, column
+from hdpsim.experiments.papers.report import FigureRow, Part, column
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, count_axis
 from hdpsim.experiments.papers.folder import PublishedFigure
 from hdpsim.experiments.papers.megascale_steps import FOLDER, SETUP, Step, StepJob, job_of
 from hdpsim.experiments.papers.paper import Paper, Results, Section, of_place, ratio
-from hdpsim.experiments.papers.shown import FigureRow, Part, readable, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, readable, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.validation.order import error_of
-from hdpsim.simulator.play.randomness.noise import clean_probability
+from hdpsim.simulator.play.randomness.slow_machines import clean_probability
 from hdpsim.simulator.setup import Setup
 
 if TYPE_CHECKING:

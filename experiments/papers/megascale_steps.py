@@ -12,7 +12,7 @@ from hdpsim.errors import HdpSimError
 from hdpsim.experiments.papers.folder import PublishedFigure, paper_folder
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.planning import plan_batch
-from hdpsim.simulator.play.randomness.noise import clean_probability
+from hdpsim.simulator.play.randomness.slow_machines import clean_probability
 from hdpsim.simulator.setup import ExecutionOptions
 from hdpsim.simulator.step import StepResult, simulate_plan
 

@@ -21,7 +21,7 @@ from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals
 from hdpsim.experiments.output.document import Document, Table
 from hdpsim.experiments.papers.figures import FIGURES, asked_figures, compared, figures_part
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
-from hdpsim.experiments.papers.shown import FigureRow, Part, record_files, records_table
+from hdpsim.experiments.papers.report import FigureRow, Part, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.order import error_of, error_summary

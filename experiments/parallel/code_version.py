@@ -15,7 +15,7 @@ import numpy as np
 
 from hdpsim import __version__
 from hdpsim.errors import UserInputError
-from hdpsim.simulator.own_strategy import source_hash
+from hdpsim.simulator.find_own_strategy import source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario

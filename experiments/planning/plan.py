@@ -12,9 +12,9 @@ from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability, shipped_margin
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.other_tools.exporter import Exported
+from hdpsim.experiments.output.amounts import memory_of, span
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.files.out_file import write_whole
-from hdpsim.experiments.output.words import memory_of, span
 from hdpsim.experiments.planning.plots import plot_front
 from hdpsim.experiments.planning.search.evaluation import (
     GPU_MEMORY,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from hdpsim.experiments.records.memory import fits
-from hdpsim.experiments.records.shards import shards_and_policy
+from hdpsim.experiments.records.sharding import shards_and_policy
 from hdpsim.experiments.software.facts import Run, interleaves, named_model
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 
 _EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
 _BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")

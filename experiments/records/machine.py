@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.setup import Setup
 
 _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")

@@ -11,7 +11,7 @@ from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.setup import PreparedRun, layout_cp, prepare
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.step_memory import memory_of
 
 GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records

@@ -8,7 +8,7 @@ from typing import get_args
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 _SCHEDULES = {

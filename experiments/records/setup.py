@@ -28,7 +28,7 @@ from hdpsim.experiments.software.facts import (
     other_sizes,
 )
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions

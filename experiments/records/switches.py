@@ -14,7 +14,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run, known_model
 from hdpsim.experiments.software.rules import Setting, fields_set, settable, words_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.experiments.output.words import large_amount
+from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.traces import Trace
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
+from hdpsim.simulator.find_own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.many_steps.options import RunOptions
-from hdpsim.simulator.own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyName, StrategyOptions
 from hdpsim.traces import shipped_distributions

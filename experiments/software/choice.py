@@ -21,7 +21,7 @@ from hdpsim.experiments.software.rules import (
     stacks,
     switches,
 )
-from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 from hdpsim.quoting import did_you_mean
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")

@@ -13,7 +13,7 @@ from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.layers import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, InfeasibleError
-from hdpsim.experiments.software.run import SHAPE, RunConfig
+from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third

@@ -9,8 +9,8 @@ import numpy as np
 
 from hdpsim.cost_models.hardware.prices import CostOptions, PriceRange, price_list
 from hdpsim.cost_models.reading.units import HOUR_S
+from hdpsim.experiments.output.amounts import large_amount, with_duration
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
-from hdpsim.experiments.output.words import large_amount, with_duration
 from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdpsim.errors import InfeasibleError
+from hdpsim.experiments.output.amounts import memory_of
 from hdpsim.experiments.output.document import Column, Document, Table, files_of, interval, only_where
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.statistics import Estimate, bars_in_words, estimate_json, with_interval
-from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.studies.changes.variants import Variant, data_json, data_lines, run_variants
 from hdpsim.experiments.studies.comparing.compare import Outcome, Report, silent
 from hdpsim.experiments.studies.comparing.static_rows import (

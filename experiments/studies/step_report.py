@@ -13,11 +13,11 @@ import numpy as np
 from hdpsim.cost_models.reading.units import TERA, format_quantity
 from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability, fits_words
+from hdpsim.experiments.output.amounts import memory_of
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
-from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.experiments.studies.links.cost_of_sharing import network_json
 from hdpsim.quoting import counted

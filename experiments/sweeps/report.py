@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.memory.peak import largest_parts
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
+from hdpsim.experiments.output.amounts import span
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of, only_where
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.statistics import Estimate, ratio_of_sums
-from hdpsim.experiments.output.words import span
 from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.studies.comparing.compare import Mesh

@@ -14,7 +14,7 @@ from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.parallel.dispatch import Finished, dispatch
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.sweeps.worker import simulate_cell, simulate_cells
-from hdpsim.simulator.own_strategy import source_hash
+from hdpsim.simulator.find_own_strategy import source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.parallel.engines import Engine

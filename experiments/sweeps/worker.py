@@ -15,7 +15,7 @@ from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.parallel.code_version import code_version
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.step_report import outcome_json
-from hdpsim.simulator.own_strategy import location, source_hash
+from hdpsim.simulator.find_own_strategy import location, source_hash
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.data_use import Drawn

@@ -11,7 +11,7 @@ import numpy as np
 
 from hdpsim.experiments.output.document import Column, OutputFile, Table, flat_rows
 from hdpsim.experiments.output.plots import runs as plots
-from hdpsim.experiments.validation.computed import computed_lines
+from hdpsim.experiments.validation.computed_step_times import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
 from hdpsim.experiments.validation.order import grouped, median, percent, signed_summary
 from hdpsim.experiments.validation.units import unit_lines

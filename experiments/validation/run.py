@@ -24,7 +24,7 @@ from hdpsim.experiments.records.columns import Record, misspelt_columns, read_re
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import silent
-from hdpsim.experiments.validation.computed import computed
+from hdpsim.experiments.validation.computed_step_times import computed
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, rank_correlation
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines

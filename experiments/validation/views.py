@@ -26,7 +26,7 @@ from typing import Literal, get_args
 from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, setting_of, switches
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 View = Literal["published", "plain", "unseen"]
 VIEWS: tuple[View, ...] = get_args(View)

@@ -124,7 +124,7 @@ def _many_steps(
 def _write_timeline(path: str, outcome: Outcome, name: str) -> str:
     from hdpsim.experiments.output.timeline.step import write_timeline
     from hdpsim.experiments.studies.comparing import plan_files
-    from hdpsim.experiments.studies.links.seen import SeenLinks, link_lanes
+    from hdpsim.experiments.studies.links.report import SeenLinks, link_lanes
 
     spans = outcome.results[0].spans
     assert spans is not None  # the engine was told to record them

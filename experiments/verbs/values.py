@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError, UserInputError
-from hdpsim.experiments.output.words import parse_target
+from hdpsim.experiments.output.amounts import parse_target
 from hdpsim.experiments.scenario.overrides import override_texts
 from hdpsim.experiments.scenario.schema import strategy_name
 from hdpsim.experiments.studies.comparing.strategy_variants import read_variants, split_variants

@@ -34,9 +34,9 @@ from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.activity import Activity, Running
+from hdpsim.simulator.network.fair_rate_updates import FairSharing
 from hdpsim.simulator.network.flow_record import FlowRecord, Recorder
-from hdpsim.simulator.network.link_use import LinkUse
-from hdpsim.simulator.network.sharing import FairSharing
+from hdpsim.simulator.network.link_demand import LinkUse
 
 LAST = EventPriority(10)  # priority of a solution: after whatever else happens at its instant
 SAME_INSTANT = 1e-12  # relative difference below which two moments are one

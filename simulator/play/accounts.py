@@ -28,7 +28,7 @@ class StepEnd:
 
     Attributes:
         begin_s: [stages]: when the step of a stage begins; 0 unless steps follow each other stage by stage (see
-            repetition.py).
+            repeating_steps.py).
         done_s: [stages, ranks]: when each process had finished its own operations.
         sync_start_s: [stages]: when all ranks of a stage had.
         optimizer_start_s: [stages]: when the gradients of all stages, or else of this one, were there.

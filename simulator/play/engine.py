@@ -27,7 +27,7 @@ from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.meetings import joined
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
-from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
 
 BUNDLE_PROCESSES = 256
 """Processes played together at least, if there are so many: few enough for the caches."""

@@ -39,16 +39,16 @@ from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.extras import Extras
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
-from hdpsim.simulator.play.shortcuts.lockstep import (
+from hdpsim.simulator.play.shortcuts.equal_micro_batches import can_play
+from hdpsim.simulator.play.shortcuts.equal_ranks import (
     expanded,
     find_lockstep,
     find_teams,
     plan_of_lone_ranks,
 )
-from hdpsim.simulator.play.shortcuts.lone import can_play
-from hdpsim.simulator.play.shortcuts.repetition import steady_step
-from hdpsim.simulator.play.shortcuts.side_by_side import run_side_by_side, side_by_side
-from hdpsim.simulator.play.shortcuts.steady import lone_step_end, run_lone_ranks
+from hdpsim.simulator.play.shortcuts.repeating_micro_batches import lone_step_end, run_lone_ranks
+from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
+from hdpsim.simulator.play.shortcuts.unequal_stages import run_side_by_side, side_by_side
 
 
 def run_replay(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Execution:

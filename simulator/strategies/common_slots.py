@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.arrays import Ints, offsets_of
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 

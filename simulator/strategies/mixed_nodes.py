@@ -19,9 +19,9 @@ from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.plan_pieces import plan_costs
+from hdpsim.simulator.plan_micro_batches import plan_costs
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.strategies.estimates import estimated_costs
+from hdpsim.simulator.strategies.estimate_errors import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 ROUNDS = 5

@@ -10,8 +10,8 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.hdp.groups import least_offload
-from hdpsim.simulator.strategies.own_strategy import check_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 

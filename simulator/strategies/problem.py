@@ -14,7 +14,7 @@ from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.cost_models.transformer.stages import bubble_weight
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.setup import StrategyOptions
-from hdpsim.simulator.strategies.estimates import EstimateError
+from hdpsim.simulator.strategies.estimate_errors import EstimateError
 
 EVERY_SIZE_UP_TO = 1024
 """Tokens up to which the table of linear work has every size; beyond, sizes grow by 1 / EVERY_SIZE_UP_TO."""

@@ -10,7 +10,7 @@ from hdpsim.arrays import Floats
 from hdpsim.simulator.many_steps.checkpoints import Checkpoints
 from hdpsim.simulator.many_steps.clock import Run, RunStep
 from hdpsim.simulator.many_steps.offload import Offload
-from hdpsim.simulator.many_steps.prepared import BatchPath, PreparedStep
+from hdpsim.simulator.many_steps.prepared_step import BatchPath, PreparedStep
 from hdpsim.simulator.play.execution import WAITS
 
 

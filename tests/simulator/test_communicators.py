@@ -12,11 +12,11 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.reliability.startup import REDIS_REQUEST_S
 from hdpsim.simulator.communicators import communicators_s, ring_groups
 from hdpsim.simulator.many_steps.options import RunOptions
-from hdpsim.simulator.many_steps.prepared import prepare_step
+from hdpsim.simulator.many_steps.prepared_step import prepare_step
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.contest import Contest
+from hdpsim.simulator.strategies.compare_plans import Contest
 
 # Two sequences of four ranks, one of two, and short ones: on 8 ranks of TP 2
 NAMES = ("hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm")

@@ -10,7 +10,7 @@ from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step import step_costs
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyOptions

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hdpsim import traces
 from hdpsim.errors import TraceError
-from hdpsim.traces.formats import COUNT_COLUMNS
+from hdpsim.traces.file_formats import COUNT_COLUMNS
 
 ENDINGS = ("csv", "tsv", "txt", "jsonl", "ndjson", "npy", "npz", "parquet", "pq")
 GZIPPED = ("csv.gz", "txt.gz", "jsonl.gz")

@@ -16,8 +16,8 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.experiments.output.files.out_file import replacing
-from hdpsim.experiments.output.words import large_amount
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,8 +25,8 @@ from hdpsim.experiments.papers.bytescale_steps import (
 )
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
-from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
+from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import make_spans
 from hdpsim.simulator.play.pipeline.program import compile_program

@@ -12,7 +12,7 @@ from hdpsim.experiments.papers.bytescale_figures.single_steps import SingleStep,
 from hdpsim.experiments.papers.bytescale_steps import BATCH_TOKENS, FOLDER, OWN, SETUP, batches_of, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
 from hdpsim.simulator.play.execution import WAITS
 
 SETTING, PAPER = SETUP["figure_5"], FOLDER.published["figure_5"]

@@ -19,7 +19,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, OWN, SETUP, Machine, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
 
 LAYER, LAYER_PAPER = SETUP["figure_6"]["layer"], FOLDER.published["figure_6"]["layer"]
 LOSS, LOSS_PAPER = SETUP["figure_16"], FOLDER.published["figure_16"]

@@ -13,7 +13,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, batches_of, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
 from hdpsim.simulator.strategies.static.packing import pack
 
 SHARES, PACKS = FOLDER.published["figure_4"], FOLDER.published["figure_6"]["packs"]

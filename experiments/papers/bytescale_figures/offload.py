@@ -8,7 +8,7 @@ from hdpsim.experiments.papers.bytescale_figures.single_steps import SingleStep,
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, OWN, SETUP, Machine, tokens
 from hdpsim.experiments.papers.figures import compared
 from hdpsim.experiments.papers.paper import Results
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
 from hdpsim.experiments.validation.order import error_of
 
 SETTING, PAPER = SETUP["figure_21"], FOLDER.published["figure_21"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import HIGH, LOW
-from hdpsim.experiments.output.words import large_amount, parse_target
+from hdpsim.experiments.output.amounts import large_amount, parse_target
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:

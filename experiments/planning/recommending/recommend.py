@@ -13,7 +13,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.memory_fit import shipped_margin
-from hdpsim.experiments.output.words import duration, large_amount
+from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.planning.plan import words_of
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
+from hdpsim.experiments.output.amounts import memory_of
 from hdpsim.experiments.output.document import (
     Column,
     Document,
@@ -19,7 +20,6 @@ from hdpsim.experiments.output.document import (
 )
 from hdpsim.experiments.output.plots.changes import Fall, plot_waterfall
 from hdpsim.experiments.output.statistics import Estimate, estimate, estimate_json
-from hdpsim.experiments.output.words import memory_of
 from hdpsim.experiments.scenario.overrides import parse_override, split_group
 from hdpsim.experiments.studies.comparing.compare import Report, silent
 from hdpsim.experiments.studies.comparing.static_rows import (

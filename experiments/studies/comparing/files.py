@@ -13,8 +13,8 @@ from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots import time as plots_of_time
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.statistics import bars_in_words
-from hdpsim.experiments.studies.links.pictures import link_pictures
-from hdpsim.experiments.studies.links.seen import links_files
+from hdpsim.experiments.studies.links.plots import link_pictures
+from hdpsim.experiments.studies.links.report import links_files
 from hdpsim.experiments.studies.step_report import account_rows
 
 from .pass_files import pass_files

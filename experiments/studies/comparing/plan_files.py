@@ -12,7 +12,7 @@ from hdpsim.experiments.output.document import OutputFile, files_of
 from hdpsim.experiments.output.plots.plan import plot_plan_groups, plot_plan_work
 from hdpsim.experiments.output.plots.style import account_group
 from hdpsim.experiments.output.timeline.passes import Passes
-from hdpsim.simulator.plan_pieces import cut_by
+from hdpsim.simulator.plan_micro_batches import cut_by
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.pricing import price_plan
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
-from hdpsim.experiments.output.meanings import meanings
-from hdpsim.experiments.output.plots.style import readable_name
-from hdpsim.experiments.output.statistics import with_interval
-from hdpsim.experiments.output.words import (
+from hdpsim.experiments.output.amounts import (
     large_amount,
     memory_of,
     with_duration,
 )
+from hdpsim.experiments.output.document import Column, Document, Table, interval, only_where
+from hdpsim.experiments.output.meanings import meanings
+from hdpsim.experiments.output.plots.style import readable_name
+from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.studies.cost_to_target import (
     MILLION,
     Target,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .seen import SeenLinks
+from .report import SeenLinks
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.changes.variants import Variant

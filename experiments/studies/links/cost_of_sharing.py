@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.experiments.output.plots.style import readable_name
 
-from .seen import SeenLinks, links_json, links_line, seen_links
+from .report import SeenLinks, links_json, links_line, seen_links
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
+from hdpsim.experiments.output.amounts import duration
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of
 from hdpsim.experiments.output.plots.steps import plot_steps
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
-from hdpsim.experiments.output.words import duration
 from hdpsim.experiments.studies.step_report import (
     WORTH_A_ROW,
     account_rows,

@@ -16,13 +16,13 @@ import numpy as np
 from hdpsim.errors import DeadlockError, HdpSimError, InfeasibleError, PlanError, ScenarioError, StrategyError
 from hdpsim.experiments.scenario.scenario import Scenario
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plan_costs
+from hdpsim.simulator.plan_micro_batches import plan_costs
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.strategies.own_strategy import check_plan
-from hdpsim.simulator.strategies.planner import make_plan
+from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.registry import make_plan
 
 CAPACITY_TOKENS = 4096
 CONTEXT_TOKENS = 8 * CAPACITY_TOKENS

@@ -28,7 +28,7 @@ from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.pipeline.chain import Chain
 from hdpsim.simulator.play.pipeline.program import Program, add_runs
 from hdpsim.simulator.play.replay import replay_timeline
-from hdpsim.simulator.play.shortcuts.repetition import steady_step
+from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
 
 from .routes import Rows, StepRoutes, Wired
 

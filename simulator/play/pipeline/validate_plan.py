@@ -11,10 +11,10 @@ from hdpsim.arrays import Bools, Ints
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.plan_pieces import plain_costs
+from hdpsim.simulator.plan_micro_batches import plain_costs
 from hdpsim.simulator.play.meetings import check_common_slots
 from hdpsim.simulator.play.replay import play
-from hdpsim.simulator.play.shortcuts.lockstep import members_in_step
+from hdpsim.simulator.play.shortcuts.equal_ranks import members_in_step
 
 from .program import compile_program
 

@@ -1,4 +1,4 @@
-"""Random durations: jitter of every operation, slow nodes, GPUs that are not equal, and pauses of processes.
+"""Random durations: jitter of every operation, slow nodes, unequal GPUs, and garbage collections.
 
 All of them are drawn before the step is played, so that both executors see the same ones.
 """
@@ -18,6 +18,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.execution import Noise
 
+from .garbage_collection import add_garbage_collections
 from .slow_machines import Places, drifting, in_slow_period, log_normal, slow_forwards
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def draw_noise(
         backward = log_normal(now(_Cause.JITTER_BACKWARD), options.jitter, shape)
     if options.gc_pause_s > 0 and not options.gc_synchronised:
         forward = np.ones(shape) if forward is None else forward
-        _add_pauses(forward, now(_Cause.PAUSES), plan, costs, places, options)
+        add_garbage_collections(forward, now(_Cause.PAUSES), plan, costs, places, options)
     return Noise(
         rank_stage=_stage_factors(places, costs, options),
         forward_stage=forward_stage,
@@ -162,51 +163,6 @@ def _compute_share(costs: StepCosts) -> Floats:
     )
 
 
-def _add_pauses(
-    forward: Floats,
-    random: np.random.Generator,
-    plan: Plan,
-    costs: StepCosts,
-    places: Places,
-    options: ExecutionOptions,
-) -> None:
-    """Lengthen the factors of forwards by the garbage collections of one step.
-
-    Every process (GPU) collects in one step out of `gc_period_steps`, in a random one, during a random forward; the
-    TP group of that stage waits for it. A pause lengthens the forward by `gc_pause_s`.
-
-    Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
-    Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
-    """
-    entries, rank, *_ = plan.entries
-    first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
-    moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
-    pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)
-    rank, stage, gpu = np.nonzero(pauses & (counts > 0)[:, None, None])
-    slot, chunk = np.divmod(
-        (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64), costs.chunks
-    )
-    entry = entries[first[rank] + slot]
-    forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
-    np.add.at(forward, (entry, stage, chunk), longer)
-
-
 def flaps_stream(options: ExecutionOptions) -> np.random.Generator:
     """The random numbers of the step's link flaps."""
     return _stream(options, _Cause.LINK_FLAPS, options.step)
-
-
-def synchronised_pause_s(options: ExecutionOptions) -> float:
-    """Mean pause per step when all processes collect in the same step."""
-    return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0
-
-
-def clean_probability(nodes: int, slow_share: float) -> float:
-    """Chance that a job on randomly chosen nodes meets no slow one: (1 - p)^n.
-
-    With 0.5 % slow nodes: 85 % on 32 nodes, 53 % on 128, 0.05 % on 1,536. A synchronous job is as slow as its slowest
-    node, so large jobs on unscreened clusters are always slow.
-    """
-    return (1.0 - slow_share) ** nodes

@@ -125,3 +125,12 @@ def slow_forwards(random: np.random.Generator, places: Places, share: float, fac
     slowness = np.ones(places.nodes)
     slowness[random.permutation(places.nodes)[: round(share * places.nodes)]] = factor
     return places.slowest_node(slowness)
+
+
+def clean_probability(nodes: int, slow_share: float) -> float:
+    """Chance that a job on randomly chosen nodes meets no slow one: (1 - p)^n.
+
+    With 0.5 % slow nodes: 85 % on 32 nodes, 53 % on 128, 0.05 % on 1,536. A synchronous job is as slow as its slowest
+    node, so large jobs on unscreened clusters are always slow.
+    """
+    return (1.0 - slow_share) ** nodes

@@ -11,7 +11,7 @@ from hdpsim.arrays import Floats, Ints, ranges
 from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.contest import NEARLY, Contest
+from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble, best_fit

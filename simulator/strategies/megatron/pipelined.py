@@ -11,7 +11,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.flop import forward_flop
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plain_costs
+from hdpsim.simulator.plan_micro_batches import plain_costs
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.strategies.plan_builder import PlanBuilder
 from hdpsim.simulator.strategies.problem import PlanningProblem

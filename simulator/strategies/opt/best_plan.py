@@ -14,7 +14,8 @@ import numpy as np
 
 from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.contest import NEARLY, Contest
+from hdpsim.simulator.strategies.call_own_strategy import check_plan
+from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
 from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp
@@ -23,7 +24,6 @@ from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
-from hdpsim.simulator.strategies.own_strategy import check_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts
 from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm

@@ -7,7 +7,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.plan_pieces import plain_costs
+from hdpsim.simulator.plan_micro_batches import plain_costs
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import play
 

@@ -19,7 +19,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.strategies.contest import NEARLY, Contest
+from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 from .given_packs import in_turn, mesh_plan

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.cli.shown import say
+from hdpsim.experiments.cli.printing import say
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "\x1b]0;owned\x07\x9b31m"
 SMALL = ("--set", "execution.batches=1", "--set", "data.batch=128K tokens", "--set", "data.context=16K")
 
 OUTLETS = {
-    "experiments/cli/shown.py": 2,  # say, and JSON, which escapes by itself
+    "experiments/cli/printing.py": 2,  # say, and JSON, which escapes by itself
     "experiments/cli/app.py": 1,  # our own version
     "experiments/output/tables.py": 2,  # rich, of cells that Table has made printable
 }

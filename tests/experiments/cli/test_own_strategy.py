@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hdpsim.experiments.cli.app import cli
-from hdpsim.simulator import own_strategy
+from hdpsim.simulator import find_own_strategy as own_strategy
 
 _GOOD = """
 import hdpsim

@@ -22,7 +22,7 @@ from hdpsim.experiments.datasets.replay import DatasetReplay, replay_dataset
 from hdpsim.experiments.datasets.report import replay_document, replay_lines
 from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
-from hdpsim.simulator.many_steps.prepared import BatchPath, PreparedStep
+from hdpsim.simulator.many_steps.prepared_step import BatchPath, PreparedStep
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.strategies.static.outlier_queues import delayed_batches
 from hdpsim.traces import global_batches

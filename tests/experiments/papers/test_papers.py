@@ -21,7 +21,7 @@ from hdpsim.experiments.papers.paper import (
     reproduce,
     run_jobs,
 )
-from hdpsim.experiments.papers.shown import FigureRow, Part, rows_part
+from hdpsim.experiments.papers.report import FigureRow, Part, rows_part
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.simulator.setup import Setup
 

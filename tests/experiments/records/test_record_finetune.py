@@ -11,7 +11,7 @@ from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.planning import plan_batch
 
 

@@ -9,7 +9,7 @@ import pytest
 from hdpsim.experiments.records.machine import collective_share, nic_gbps
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 
 @pytest.mark.parametrize(

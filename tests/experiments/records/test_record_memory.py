@@ -10,7 +10,7 @@ from hdpsim.experiments.records.memory import gauge_of, predict_memory
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 
 def _config(**changes: object) -> RunConfig:

@@ -13,7 +13,7 @@ from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_st
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 
 @pytest.mark.parametrize(

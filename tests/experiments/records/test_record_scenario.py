@@ -31,7 +31,7 @@ from hdpsim.experiments.records.scenario import record_scenario, run_document
 from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step

@@ -30,7 +30,7 @@ from hdpsim.experiments.software.rules import (
     stacks,
     switches,
 )
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.step import simulate_step
 
 READINGS = {

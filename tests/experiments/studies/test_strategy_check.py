@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import hdpsim
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.studies.own_strategy.check import CAPACITY_TOKENS, check_strategy
-from hdpsim.simulator import own_strategy
+from hdpsim.simulator import find_own_strategy as own_strategy
 
 
 def _good(problem, offset=0):

@@ -14,10 +14,10 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, setting_of, usual_release
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import plain, rules_of_families
-from hdpsim.experiments.verbs.evidence import validate
+from hdpsim.experiments.verbs.measurements import validate
 
 SOME = ("megatron-bridge-0005", "mlperf-0001", "bloom-0001")
 

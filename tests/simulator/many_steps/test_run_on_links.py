@@ -11,7 +11,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.many_steps.clock import run_of
 from hdpsim.simulator.many_steps.options import RunOptions
-from hdpsim.simulator.many_steps.prepared import prepare_step
+from hdpsim.simulator.many_steps.prepared_step import prepare_step
 from hdpsim.simulator.many_steps.storage import StorageOnNics, with_storage
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.setup import ExecutionOptions, Setup

@@ -17,10 +17,11 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network import link_users, rate_problem, sharing
+from hdpsim.simulator.network import fair_rate_updates, rates_on_short_links
+from hdpsim.simulator.network import users_of_links as link_users
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
-from hdpsim.simulator.network.link_use import LinkUse
+from hdpsim.simulator.network.link_demand import LinkUse
 
 GPU = Gpu(
     name="H100", bf16_flop_per_s=989e12, fp8_flop_per_s=1979e12, hbm_bytes=80 * 2**30, hbm_bytes_per_s=3.35e12,
@@ -223,12 +224,12 @@ def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("module", "limit", "value"),
     [
-        (sharing, "FEW", 0),  # everybody around from the first try on
-        (sharing, "FEW", 1000),
-        (sharing, "RECOUNT_AFTER", 1),
-        (sharing, "RECOUNT_AFTER", 3),
-        (rate_problem, "FEW", 0),  # all in arrays
-        (rate_problem, "FEW", 10**9),  # all in plain Python
+        (fair_rate_updates, "FEW", 0),  # everybody around from the first try on
+        (fair_rate_updates, "FEW", 1000),
+        (fair_rate_updates, "RECOUNT_AFTER", 1),
+        (fair_rate_updates, "RECOUNT_AFTER", 3),
+        (rates_on_short_links, "FEW", 0),  # all in arrays
+        (rates_on_short_links, "FEW", 10**9),  # all in plain Python
         (link_users, "MANY", 0),  # no pattern is listed by link
         (link_users, "MANY", 4),
         (link_users, "KEPT", 0),  # patterns that nobody uses are soon forgotten

@@ -28,7 +28,7 @@ from hdpsim.simulator.play.pipeline.schedules import (
     stage_order,
 )
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep
+from hdpsim.simulator.play.shortcuts.equal_ranks import find_lockstep
 
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 SPLIT = tuple(CHUNKS)

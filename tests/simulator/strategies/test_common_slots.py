@@ -10,7 +10,7 @@ from simulator_setups import MODEL, MODELS, problem_of, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.plan_pieces import plan_micro_batches
+from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup
 from hdpsim.simulator.step import simulate_step

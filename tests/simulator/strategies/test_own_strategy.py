@@ -8,7 +8,7 @@ import pytest
 
 import hdpsim
 from hdpsim.errors import OwnPlanError, PlanError, StrategyError
-from hdpsim.simulator import own_strategy
+from hdpsim.simulator import find_own_strategy as own_strategy
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.step import simulate_step

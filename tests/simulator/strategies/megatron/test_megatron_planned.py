@@ -12,7 +12,7 @@ from simulator_setups import MODEL, problem_of, small_setup
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError
-from hdpsim.simulator.own_strategy import load_strategy
+from hdpsim.simulator.find_own_strategy import load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp

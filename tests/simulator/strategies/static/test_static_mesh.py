@@ -13,13 +13,13 @@ from hdpsim.cost_models.step.step import step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.studies.comparing.compare import run_setup
 from hdpsim.simulator.plan import HOLE
-from hdpsim.simulator.plan_pieces import distinct_micro_batches, plan_micro_batches
+from hdpsim.simulator.plan_micro_batches import distinct_micro_batches, plan_micro_batches
 from hdpsim.simulator.planning import plan_batch, settled_degree
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Packing, StrategyName
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.planner import make_plan
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.registry import make_plan
 from hdpsim.simulator.strategies.static.packing import pack
 from hdpsim.simulator.strategies.static.static_mesh import mesh_degrees, plan_static
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.experiments.records.columns import shipped_records
-from hdpsim.experiments.validation.computed import computed
+from hdpsim.experiments.validation.computed_step_times import computed
 from hdpsim.experiments.validation.run import run
 
 

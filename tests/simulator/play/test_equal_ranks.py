@@ -14,7 +14,7 @@ from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.shortcuts.lockstep import find_lockstep, find_teams
+from hdpsim.simulator.play.shortcuts.equal_ranks import find_lockstep, find_teams
 
 
 def mesh(groups: list[int], degree: int) -> Plan:

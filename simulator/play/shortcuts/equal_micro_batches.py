@@ -21,7 +21,7 @@ from hdpsim.simulator.play.pipeline.extras import exchanges_of
 from hdpsim.simulator.play.pipeline.parts import pipeline_parts
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD_WEIGHT, STAGE_BY_STAGE, stage_order
 
-from .lockstep import plan_of_lone_ranks
+from .equal_ranks import plan_of_lone_ranks
 
 
 def can_play(costs: StepCosts) -> bool:

@@ -12,10 +12,10 @@ from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import HOLE, Plan
-from hdpsim.simulator.plan_pieces import distinct_micro_batches
+from hdpsim.simulator.plan_micro_batches import distinct_micro_batches
 from hdpsim.simulator.play.replay import replay_step_s
 from hdpsim.simulator.strategies.common_slots import has_common_slots, in_common_slots
-from hdpsim.simulator.strategies.estimates import estimated_costs
+from hdpsim.simulator.strategies.estimate_errors import estimated_costs
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 NEARLY = 0.9

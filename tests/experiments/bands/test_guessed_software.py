@@ -13,7 +13,7 @@ import pytest
 from made_up_residuals import RUN, some
 
 from hdpsim.experiments.bands.band import TARGET
-from hdpsim.experiments.bands.guessed import GuessedResiduals
+from hdpsim.experiments.bands.guessed_software import GuessedResiduals
 from hdpsim.experiments.bands.residuals import (
     guessed_residuals,
     setup_band,
@@ -22,7 +22,7 @@ from hdpsim.experiments.bands.residuals import (
 )
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import is_plain, plain
 

@@ -15,7 +15,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import virtual_stage_table
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.play.shortcuts.repetition import steady_begins
+from hdpsim.simulator.play.shortcuts.repeating_steps import steady_begins
 
 CHUNKS: dict[Schedule, int] = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipe": 2}
 

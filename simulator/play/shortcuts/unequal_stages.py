@@ -17,8 +17,8 @@ from hdpsim.simulator.play.accounts import StepEnd
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.pipeline.chain import make_chain
 
-from .lone import LoneRank, can_play, rank_turns
-from .steady import booked
+from .equal_micro_batches import LoneRank, can_play, rank_turns
+from .repeating_micro_batches import booked
 
 
 def side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> bool:

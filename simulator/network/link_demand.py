@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.network.links import LinkKind, Links
 from hdpsim.simulator.network.activity import Running
-from hdpsim.simulator.network.link_users import Users
+from hdpsim.simulator.network.users_of_links import Users
 
 TOLERANCE = 1e-9  # relative excess of demand over capacity that is rounding
 CROWDED = -np.inf  # room of a link that is short or paused

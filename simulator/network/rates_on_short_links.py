@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.simulator.network.activity import Running
 from hdpsim.simulator.network.fair_share import fair_rates, fair_rates_of_few
-from hdpsim.simulator.network.link_use import LinkUse
+from hdpsim.simulator.network.link_demand import LinkUse
 
 FEW = 20  # entries: so many are solved faster in plain Python than in arrays
 

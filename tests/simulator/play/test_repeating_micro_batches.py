@@ -13,9 +13,9 @@ from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.play.replay import _run
-from hdpsim.simulator.play.shortcuts.lockstep import plan_of_lone_ranks
-from hdpsim.simulator.play.shortcuts.lone import LoneRank, turns_of_rank
-from hdpsim.simulator.play.shortcuts.steady import (
+from hdpsim.simulator.play.shortcuts.equal_micro_batches import LoneRank, turns_of_rank
+from hdpsim.simulator.play.shortcuts.equal_ranks import plan_of_lone_ranks
+from hdpsim.simulator.play.shortcuts.repeating_micro_batches import (
     _cut_at,
     find_cut,
     find_repetition,

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hdpsim
-from hdpsim.simulator import own_strategy
+from hdpsim.simulator import find_own_strategy as own_strategy
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.strategies.estimates import EstimateError
-from hdpsim.simulator.strategies.own_strategy import check_plan
+from hdpsim.simulator.strategies.call_own_strategy import check_plan
+from hdpsim.simulator.strategies.estimate_errors import EstimateError
 
 HDP = ("hdp-naive", "hdp-balance", "hdp-opt")
 SCENARIOS = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.call_own_strategy import plan_own
 from hdpsim.simulator.strategies.common_slots import in_common_slots
 from hdpsim.simulator.strategies.distca import plan_distca
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import plan_naive
 from hdpsim.simulator.strategies.mixed_nodes import plan_by_kind
 from hdpsim.simulator.strategies.opt.best_plan import plan_best
-from hdpsim.simulator.strategies.own_strategy import plan_own
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import plan_static
 from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm

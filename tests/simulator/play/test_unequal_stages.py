@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.replay import _run, run_replay
-from hdpsim.simulator.play.shortcuts.lockstep import plan_of_lone_ranks
-from hdpsim.simulator.play.shortcuts.side_by_side import side_by_side
+from hdpsim.simulator.play.shortcuts.equal_ranks import plan_of_lone_ranks
+from hdpsim.simulator.play.shortcuts.unequal_stages import side_by_side
 
-from .test_steady import SHAPES, costs
+from .test_repeating_micro_batches import SHAPES, costs
 
 
 @settings(deadline=None, max_examples=25)

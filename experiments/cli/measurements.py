@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hdpsim.experiments.cli.command_from_verb import verb
 from hdpsim.experiments.cli.groups import Commands
 from hdpsim.experiments.cli.options import SCENARIO_FILES, Decorator, number_option, written_option
-from hdpsim.experiments.cli.shown import Output, say
-from hdpsim.experiments.cli.verb import verb
+from hdpsim.experiments.cli.printing import Output, say
 
 if TYPE_CHECKING:
     from hdpsim.experiments.verbs.result import Result
@@ -78,7 +78,7 @@ def _write_scenario(
 
 
 validate = verb(
-    "evidence",
+    "measurements",
     "validate",
     click.option(
         "--scenario-of",
@@ -103,7 +103,7 @@ validate = verb(
     shown=_show_validation,
 )
 
-calibrate = verb("evidence", "calibrate")
+calibrate = verb("measurements", "calibrate")
 
 
 class _Papers(Commands):
@@ -142,4 +142,4 @@ def _reproducing(paper: str) -> click.Command:
     def shown(run: Callable[..., Result], output: Output, /, **given: Any) -> None:
         output.show(run(paper=paper, **given))
 
-    return verb("evidence", "reproduce", *options, shown=shown, about=folder.setup["about"])
+    return verb("measurements", "reproduce", *options, shown=shown, about=folder.setup["about"])

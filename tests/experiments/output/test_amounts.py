@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.campaigns.run import reached_s, run_campaign
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.output import statistics, words
+from hdpsim.experiments.output import amounts, statistics
+from hdpsim.experiments.output.amounts import duration, large_amount, parse_target
 from hdpsim.experiments.output.statistics import estimate
-from hdpsim.experiments.output.words import duration, large_amount, parse_target
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.cost_to_target import time_at
 from hdpsim.experiments.studies.step_report import headline
 
 
-@pytest.mark.parametrize("module", [words, statistics])
+@pytest.mark.parametrize("module", [amounts, statistics])
 def test_examples_in_the_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.plots.links import Layer, plot_fabric_load, plot_link_load, plot_ring_hops
 
-from .seen import SeenLinks, seen_links
+from .report import SeenLinks, seen_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

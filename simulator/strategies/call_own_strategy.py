@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from hdpsim.errors import DeadlockError, InfeasibleError, OwnPlanError, PlanError, StrategyError
-from hdpsim.simulator.own_strategy import error_words, load_strategy
+from hdpsim.simulator.find_own_strategy import error_words, load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate_plan import promise, validate_plan
 from hdpsim.simulator.strategies.hdp.groups import least_offload

@@ -23,8 +23,8 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.play.accounts import StepEnd, book
 from hdpsim.simulator.play.execution import Execution
 
-from .lone import LoneRank, LoneStep, PlayedRank, Turns, rank_turns, turns_of_rank
-from .repetition import steady_step
+from .equal_micro_batches import LoneRank, LoneStep, PlayedRank, Turns, rank_turns, turns_of_rank
+from .repeating_steps import steady_step
 
 EQUAL = 1e-14
 """Ends that are later by amounts which differ by less, relative to themselves, are later by the same."""

@@ -14,8 +14,8 @@ import click
 
 from hdpsim.cost_models.reading.field_docstrings import named_words
 from hdpsim.experiments.cli.options import OUTPUT, Decorator, option_of
+from hdpsim.experiments.cli.printing import Output
 from hdpsim.experiments.cli.progress import progress
-from hdpsim.experiments.cli.shown import Output
 
 if TYPE_CHECKING:
     from hdpsim.experiments.verbs.result import Result

@@ -22,8 +22,8 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.changes.whatif import whatif, whatif_lines
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.experiments.studies.comparing.report import simulate_document
-from hdpsim.experiments.studies.links.pictures import fabric_layers, link_pictures
-from hdpsim.experiments.studies.links.seen import (
+from hdpsim.experiments.studies.links.plots import fabric_layers, link_pictures
+from hdpsim.experiments.studies.links.report import (
     SeenLinks,
     collision_rows,
     link_lanes,

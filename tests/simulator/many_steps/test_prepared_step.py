@@ -14,7 +14,7 @@ from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.many_steps.clock import Run, run_of
 from hdpsim.simulator.many_steps.options import RunOptions
-from hdpsim.simulator.many_steps.prepared import prepare_step
+from hdpsim.simulator.many_steps.prepared_step import prepare_step
 from hdpsim.simulator.setup import ExecutionOptions, Executor, Setup
 from hdpsim.simulator.step import simulate_step
 

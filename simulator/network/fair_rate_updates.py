@@ -7,8 +7,8 @@ from itertools import count
 
 from hdpsim.arrays import Ints
 from hdpsim.simulator.network.activity import Running
-from hdpsim.simulator.network.link_use import LinkUse
-from hdpsim.simulator.network.rate_problem import Solved, solve
+from hdpsim.simulator.network.link_demand import LinkUse
+from hdpsim.simulator.network.rates_on_short_links import Solved, solve
 
 ROUNDING = 1e-11  # relative difference below which two rates are one
 FEW = 12  # tries to find those whose rates change one by one; then all around them

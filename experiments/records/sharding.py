@@ -10,7 +10,7 @@ from typing import Any
 from hdpsim.experiments.records.memory import fits
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.run import RunConfig
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 
 def shards_and_policy(config: RunConfig) -> tuple[dict[str, Any], str]:
