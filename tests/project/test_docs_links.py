@@ -44,7 +44,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_modules_that_pages_name_exist() -> None:
-    rooms = (
+    folders = (
         "cost_models",
         "simulator",
         "experiments",
@@ -55,7 +55,7 @@ def test_modules_that_pages_name_exist() -> None:
         "benchmarks",
         "docs",
     )
-    modules = [f"/{file.relative_to(ROOT)}" for room in rooms for file in (ROOT / room).rglob("*.py")]
+    modules = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
     named = {
         (name, page.name)
         for page in PAGES
@@ -63,11 +63,11 @@ def test_modules_that_pages_name_exist() -> None:
     }
     named |= {
         (name, file.name)
-        for room in rooms[:5]
-        for file in (ROOT / room).rglob("*.*")
+        for folder in folders[:5]
+        for file in (ROOT / folder).rglob("*.*")
         if file.suffix in {".py", ".yaml"}
         for name in re.findall(
-            rf"(?<![\w/.-])(?:{'|'.join(rooms[:5])})/[\w/.-]+\.py", file.read_text(encoding="utf-8")
+            rf"(?<![\w/.-])(?:{'|'.join(folders[:5])})/[\w/.-]+\.py", file.read_text(encoding="utf-8")
         )
     }
     assert not [
