@@ -127,7 +127,13 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
             f"tp = {tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
         )
     if layout.pipeline.cut is None and layer_units(model, layout) % (pp * vpp):
-        notes.append(f"{model.layers} layers do not divide by pp x vpp = {pp} x {vpp}: stages are uneven")
+        counted = layout.changed(embedding_layers=True)
+        more = (
+            "" if layer_units(model, counted) % (pp * vpp) else "; with layout.embedding_layers they divide"
+        )
+        notes.append(
+            f"{model.layers} layers do not divide by pp x vpp = {pp} x {vpp}: stages are uneven{more}"
+        )
     if tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
     return tuple(notes)

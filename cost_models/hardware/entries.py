@@ -215,7 +215,8 @@ def _nodes(fields: Fields, node: Node | None) -> int:
     if len(fields.problems.found) == known and node is not None and gpus % node.gpus:
         fields.problems.add(
             fields.dotted("gpus"),
-            f"must be a multiple of the {node.gpus} GPUs of a {node.name} node, got {gpus}",
+            f"must be a multiple of the {node.gpus} GPUs of a {node.name} node, got {gpus} (part of a node, "
+            f"such as a share of a rack: node: {{like: {node.name}, gpus: N, nics: N}})",
         )
     return max(1, gpus // node.gpus) if node is not None else 1
 

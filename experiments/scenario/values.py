@@ -236,6 +236,8 @@ def choice(options: tuple[str, ...]) -> Parser:
         if value in options:
             return str(value)
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
+        if value == "fp16" and "bf16" in options:
+            hint = " (fp16 takes the time of bf16; Megatron's and DeepSpeed's has layout.gradient_bytes: 2)"
         raise ValueError(f"{shown(value)} is not one of {', '.join(options)}{hint}")
 
     return Parser(read=parse, words=", ".join(options), schema=_enum((*options, *off)), choices=options)

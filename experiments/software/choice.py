@@ -17,6 +17,7 @@ from hdpsim.experiments.software.rules import (
     Stack,
     fields_set,
     release_number,
+    release_of_year,
     setting_of,
     stacks,
     switches,
@@ -25,6 +26,7 @@ from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 from hdpsim.quoting import did_you_mean
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
+_YEAR = re.compile(r"20[012]\d")
 _NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})
 """Switches that a scenario always writes itself."""
 
@@ -36,8 +38,8 @@ class Software:
     Attributes:
         framework: how a record would write it, with what the scenario says after `with`.
         words: what follows `with`.
-        year: in which the release came out, or the newest known one that is not newer.
-        known_release: that release.
+        year: in which the release came out, or the newest known one that is not newer; or the year that is named.
+        known_release: that release; of a year its usual one.
     """
 
     name: str
@@ -59,10 +61,10 @@ def software_names() -> tuple[str, ...]:
 
 
 def read_software(text: str) -> Software:
-    """Read "megatron-core 0.13", "torchtitan 2.8 with torch.compile".
+    """Read "megatron-core 0.13", "torchtitan 2.8 with torch.compile", "nemo 2024".
 
-    Without a release the newest known one counts. What follows `with` is matched by the rules as the words of a
-    record's framework are.
+    Without a release the newest known one counts. A year stands for a record that states no more than framework and
+    year. What follows `with` is matched by the rules as the words of a record's framework are.
 
     Raises:
         ValueError: an unknown stack, or a release before all known ones.
@@ -76,14 +78,20 @@ def read_software(text: str) -> Software:
         known = software_names()
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
     release = found["release"] or max(stack.releases, key=release_number)
-    counting = _known_release(stack, name, release)
-    words = found["more"] or ""
+    of_a_year = _is_year(stack, release)
+    counting = release_of_year(stack, int(release)) if of_a_year else _known_release(stack, name, release)
+    written, words = stack.frameworks[name], found["more"] or ""
+    alone = written.split()[0]
+    if of_a_year and alone.lower() == name:
+        framework = alone  # rules take the usual release of its year, as they do of a record
+    else:
+        framework = written.format(release=counting if of_a_year else release)
     return Software(
         name=name,
         release=release,
-        framework=stack.frameworks[name].format(release=release) + words,
+        framework=framework + words,
         words=words.strip(),
-        year=stack.releases[counting],
+        year=int(release) if of_a_year else stack.releases[counting],
         known_release=counting,
     )
 
@@ -91,7 +99,16 @@ def read_software(text: str) -> Software:
 def names_a_release(text: str) -> bool:
     """Whether a scenario's software says which release it is."""
     found = _TEXT.fullmatch(text.strip())
-    return found is not None and found["release"] is not None
+    if found is None or found["release"] is None:
+        return False
+    return not any(
+        found["name"].lower() in stack.frameworks and _is_year(stack, found["release"]) for stack in stacks()
+    )
+
+
+def _is_year(stack: Stack, release: str) -> bool:
+    """Whether it is no release of the stack, but a year."""
+    return _YEAR.fullmatch(release) is not None and release not in stack.releases
 
 
 def _known_release(stack: Stack, name: str, release: str) -> str:
@@ -114,6 +131,7 @@ def run_of(
         gpus_per_node=cluster.node.gpus,
         year=software.year,
         framework=software.framework,
+        notes=software.words,
         model_name=model.name,
         kv_heads=None if model.latent_attention else model.kv_heads,
         seq_len=context_tokens,
@@ -129,16 +147,25 @@ def run_of(
 def software_notes(software: Software, run: Run) -> tuple[str, ...]:
     """Which release's rules count where the one named is not known, and words after `with` that no rule reads."""
     notes = []
-    if software.release != software.known_release:
+    if software.release == str(software.year):
+        notes.append(f"software {software.shown}: of that year {software.known_release} counts")
+    elif software.release != software.known_release:
         notes.append(
             f"software {software.shown}: a release that is not known; the rules of {software.known_release} count"
         )
     framework = run.config.framework.removesuffix(f" {software.words}")
-    plain = Run(replace(run.config, framework=framework), cp_is_planned=run.cp_is_planned)
+    plain = Run(replace(run.config, framework=framework, notes=""), cp_is_planned=run.cp_is_planned)
     if software.words and all(setting_of(run, switch) == setting_of(plain, switch) for switch in switches()):
         notes.append(
             f"software: {software.words!r} changes nothing: no rule reads these words here; "
             "what the stack was told to do is said by keys of layout"
+        )
+    policies = setting_of(run, "usual_policies")
+    if policies is not None and isinstance(policies.value, tuple):
+        named = f"{software.shown} with remat_policy: "
+        notes.append(
+            f"software {software.shown}: layout.recompute: selective counts as attention alone; there it is one of "
+            f"{', '.join(policies.value)}: say which (software: '{named}{policies.value[-1]}')"
         )
     gathered = setting_of(run, "stays_gathered")
     if gathered is not None:

@@ -20,7 +20,7 @@ MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
 _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
 _BUCKET = re.compile(r"DDP bucket (\d+) ?MB")
 _MODULES = re.compile(r"recompute[-_]modules(?: from [^:;]*)?[ =:]+\[?([\w', ]+)")
-_POLICY = re.compile(r"remat_policy: (save_\w+)")
+_POLICY = re.compile(r"remat_policy[:=] ?(save_\w+)")
 _BYTES_PER_PARAMETER = 2.0  # torch's DDP counts gradients as the parameters are: 16 bits
 _GPUS_OF_A_SERVER = 8
 _KEEPS_OUTPUT = {

@@ -433,17 +433,21 @@ def _release(text: str, where_found: str, where: str) -> Test:
 def usual_release(run: Run, name: str) -> str | None:
     """The release of a stack that a run is taken to have used where its framework is *name* and nothing else.
 
-    The middle one of those of its year, of two the newer: whoever states a year only may have had any of them, and the
-    older only until the newer came. The newest known one where the year has none. None: no stack has that name, or more
-    than the name is said.
+    None: no stack has that name, or more than the name is said.
     """
     if _framework(run).strip().lower() != name.lower():
         return None
     stack = next((stack for stack in stacks() if name.lower() in stack.frameworks), None)
-    if stack is None:
-        return None
+    return None if stack is None else release_of_year(stack, run.config.year)
+
+
+def release_of_year(stack: Stack, year: int | None) -> str:
+    """The middle release of a year, of two the newer; the newest known one where the year has none.
+
+    Whoever states a year only may have had any of them, and the older only until the newer came.
+    """
     known = sorted(stack.releases, key=release_number)
-    of_year = [release for release in known if stack.releases[release] == run.config.year]
+    of_year = [release for release in known if stack.releases[release] == year]
     return of_year[len(of_year) // 2] if of_year else known[-1]
 
 

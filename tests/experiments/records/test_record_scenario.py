@@ -32,9 +32,11 @@ from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.validation.views import plain
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
+from hdpsim.yaml_loader import load_yaml
 
 PACKED, EXPERTS = "nemo-0013", "megatron-bridge-0005"
 
@@ -222,3 +224,29 @@ def test_everything_of_a_setup_has_a_key() -> None:
     assert {item.name for item in fields(MemoryOptions)} - {"overheads"} <= written["memory"]
     counted = {"spans", "record_links", "step", "replication"}  # what a run sets itself
     assert {item.name for item in fields(ExecutionOptions)} - counted <= written["execution"]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("nemo-0003", """
+model: {like: gpt3-175b, vocab: 51200}
+cluster: {node: hgx-h100-80gb, gpus: 128}
+layout: {tp: 4, pp: 8, vpp: 6, schedule: interleaved, cp: 1, precision: fp8, rank_capacity: 2K}
+data: {lengths: 2K, batch: 256 sequences, context: 2K}
+software: nemo 2024"""),
+        ("megatron-bridge-0023", """
+model: qwen3-30b-a3b
+cluster: {node: {like: nvl72-gb300, gpus: 8, nics: 8}, gpus: 8}
+layout: {ep: 8, cp: 1, precision: mxfp8, rank_capacity: 32K}
+data: {lengths: 4K, batch: 512 sequences, context: 32K}
+software: megatron-bridge 2026"""),
+    ],
+)  # fmt: skip
+def test_a_run_written_by_hand_is_predicted_as_its_plain_record(name: str, written: str) -> None:
+    """Framework and year, shape, degrees and batch: what both have decides, and nothing else."""
+    record = next(record for record in read_records(shipped_records()) if record.name == name)
+    document = load_yaml(written) | {"strategy": {"name": "static"}, "memory": {"must_fit": False}}
+    scenario = resolve_scenario(document)
+    step_s = simulate_step(scenario.setup(), scenario.batches(1)[0]).step_s
+    assert step_s == pytest.approx(predict(plain(record.config)).step_s, rel=1e-9)

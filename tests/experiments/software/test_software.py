@@ -18,7 +18,12 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.software.choice import overheads_of, read_software, software_names
+from hdpsim.experiments.software.choice import (
+    names_a_release,
+    overheads_of,
+    read_software,
+    software_names,
+)
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import (
     KINDS,
@@ -29,6 +34,7 @@ from hdpsim.experiments.software.rules import (
     setting_of,
     stacks,
     switches,
+    usual_release,
 )
 from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.step import simulate_step
@@ -382,3 +388,35 @@ def test_a_release_that_is_not_known_and_words_that_nobody_reads_are_said(softwa
     assert (said in notes) if said else ("a release that" not in notes and "no rule reads" not in notes), (
         notes
     )
+
+
+@pytest.mark.parametrize("name", software_names())
+@pytest.mark.parametrize("year", [2021, 2023, 2025])
+def test_a_stack_of_a_year_is_a_record_of_that_framework_and_year(name: str, year: int) -> None:
+    software = read_software(f"{name} {year}")
+    stack = next(stack for stack in stacks() if name in stack.frameworks)
+    assert software.year == year or str(2024) in stack.releases  # MaxText's releases are years
+    assert names_a_release(f"{name} {year}") == (str(year) in stack.releases)
+    if software.framework.lower() == name:  # all that a record says of it
+        record = Run(RunConfig(gpu="h100", framework=software.framework, year=year))
+        assert usual_release(record, software.framework) == software.known_release
+    else:
+        assert software.known_release in software.framework
+
+
+def test_a_policy_of_maxtext_is_said_after_with() -> None:
+    changes = ("layout.recompute=selective", "layout.cp=1", "layout.sharding=zero3")
+    open_ = load_scenario("quickstart-8gpu", (*changes, "software=maxtext 2025"))
+    assert any("remat_policy" in note for note in open_.notes)
+    said = load_scenario(
+        "quickstart-8gpu", (*changes, "software=maxtext 2025 with remat_policy=save_qkv_proj")
+    )
+    assert not any("remat_policy" in note for note in said.notes)
+    # All but queries, keys, values and the last product: of 4 h^2 + 3 x 3.5 h^2 (kv an eighth) more than half.
+    assert said.layout.recompute.share == 1.0
+    assert 0.5 < said.layout.recompute.products < 0.7
+
+
+def test_fp16_is_told_what_it_is_here() -> None:
+    with pytest.raises(ScenarioError, match=r"layout\.gradient_bytes: 2"):
+        load_scenario("quickstart-8gpu", ("layout.precision=fp16",))
