@@ -221,24 +221,29 @@ def _casts_s(
 def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     instrument = _judged(record)
     shared = re.search(r"\bcp (\d+) \(balanced", record.get("notes") or "")
-    share = 1.0 / int(shared[1]) if shared else 1.0  # of the pairs of a document
+    ranks = (
+        int(shared[1]) if shared else 0
+    )  # each has a piece of the head and one of the tail, and all keys before them
     length, heads = _need(record, "seq_len", "heads")
     batch = number(record, "batch") or 1.0
+    documents = max(1.0, instrument.call_tokens / length)  # of one call
     head_dim, causal = _head_dim(record), _causal(record)
     keys = 2.0 * (number(record, "kv_heads") or heads) * max(head_dim, instrument.least_head_width)
+    keys *= ranks + 0.5 if ranks else 1.0
     elements = instrument.key_value_passes * keys + instrument.query_passes * heads * head_dim
-    surrounding = batch * length * (BF16_BYTES * elements + instrument.token_bytes)
+    surrounding = documents * batch * length * (BF16_BYTES * elements + instrument.token_bytes)
     sides = {"flash_fwd": (False,), "flash_bwd": (True,)}.get(record["kind"], (False, True))
-    return share * sum(
+    all_s = sum(
         float(
             attention_s(
-                batch, length, heads, head_dim, gpu, cal,
+                documents * batch, length, heads, head_dim, gpu, cal,
                 backward=side, causal=causal, kernel=KernelRate.of(instrument.attention, cal, head_dim),
                 surrounding_bytes=surrounding, burst=instrument.burst,
             )
         )
         for side in sides
     )  # fmt: skip
+    return max(all_s / (documents * max(1, ranks)), instrument.launch_s)
 
 
 @lru_cache(maxsize=256)

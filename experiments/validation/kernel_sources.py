@@ -31,6 +31,7 @@ class Instrument:
         query_passes: the same over queries.
         least_head_width: of a head of keys as its passes count it.
         token_bytes: the same for each token, however many heads it has.
+        call_tokens: of all documents that one call attends to, where the time is that of one of them.
         launch_s: least time of a kernel, as the benchmark launches them.
         launch_each_s: what each GPU of a collective, or each group of a product, adds to that.
         lone_s: host time that is measured along, where nothing else is queued before a collective.
@@ -53,6 +54,7 @@ class Instrument:
     query_passes: float = 0.0
     least_head_width: float = 0.0
     token_bytes: float = 0.0
+    call_tokens: float = 0.0
     launch_s: float = 0.0
     launch_each_s: float = 0.0
     lone_s: float = 0.0

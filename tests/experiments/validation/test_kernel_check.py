@@ -334,3 +334,21 @@ def test_products_listed_twice_add_to_sums_of_32_bits_then_of_16(tmp_path: Path)
     seconds = [row.predicted_s or 0.0 for row in check(path)]
     saved_s = 64 * 4096 * 7168 * 4 / (0.9 * 7.7e12)
     assert [seconds[0] - one_s for one_s in seconds] == pytest.approx([0.0, 0.0, saved_s, 0.0, saved_s])
+
+
+def test_a_rank_s_share_of_a_document_is_timed_with_the_keys_before_both_its_pieces(tmp_path: Path) -> None:
+    # 8 heads of 128, 2 ranks: keys and values up to the ends of a head and a tail piece are 5/4 of a document's, 4 KiB
+    # a token, outputs half of it, 2 KiB; read and written at 0.9 of 3.35 TB/s. 65,536 tokens are a call of their own.
+    path = tmp_path / "shares.csv"
+    source = "hao-ai-lab/DistCA:distca/profiling/data/compute-attn-H100.csv"
+    path.write_text(
+        "kind,gpu,seq_len,heads,head_dim,causal,time_us,source,notes\n"
+        + "".join(
+            f"flash_fwd,H100-SXM-80G,{tokens},8,128,1,100,{of},cp 2 (balanced share); FA2-like\n"
+            for tokens, of in ((65536, source), (65536, "own"), (64, source))
+        )
+    )
+    timed_along, alone, short = (row.predicted_s or 0.0 for row in check(path))
+    copied = 2 * 65536 * (1.25 * 4096 + 0.5 * 2048)
+    assert timed_along - alone == pytest.approx(copied / (0.9 * 3.35e12), rel=1e-6)
+    assert short == 20e-6
