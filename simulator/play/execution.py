@@ -49,6 +49,7 @@ class SharedLinks:
         alone_s: the step on the same routes, every transfer as if nothing else were sent.
         contention_s: [A]: what others on its links add to each account, mean over ranks and stages. What processes
             wait for it elsewhere is in the waits.
+        carried_bytes: [links]: what each that can hold anybody up carries; None: nobody keeps it.
         flaps: links that went down in the step.
         flaps_s: what that adds to the step.
         record: what went over every link, when asked for.
@@ -58,6 +59,7 @@ class SharedLinks:
     independent_s: float
     alone_s: float
     contention_s: Floats
+    carried_bytes: Floats | None = None
     flaps: tuple[Flap, ...] = ()
     flaps_s: float = 0.0
     record: FlowRecord | None = None

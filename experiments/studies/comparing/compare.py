@@ -15,9 +15,11 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import Estimate, estimate, ratio_of_sums
+from hdpsim.experiments.studies.links.over_steps import LinksOverSteps
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.planning import settled_degree
+from hdpsim.simulator.playing import wired
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.strategies.static.outlier_queues import OutlierQueues, delayed_batches
@@ -78,6 +80,8 @@ class Outcome:
     """How well runs like it were predicted, for the first batch; None when it cannot run, or one's own planned it."""
     setup: Setup | None = None
     lengths: tuple[Lengths, ...] = ()
+    links: LinksOverSteps | None = None
+    """What they carried in all batches, of several whose transfers share links."""
     """What was simulated, and the batches; only of a strategy that ran."""
     mesh: Mesh | None = None
     """Of a static mesh that ran."""
@@ -263,6 +267,8 @@ def run_setup(
     batches = strategy_batches(setup, batches)
     known: dict[tuple[bytes, int], StepResult] = {}
     results: list[StepResult] = []
+    several = setup.execution.network == "flows" and len(batches) > 1
+    loads = LinksOverSteps(wired(setup).links) if several else None
     try:
         degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
         for number, lengths in enumerate(batches):
@@ -274,7 +280,11 @@ def run_setup(
                 options = replace(this.execution, spans=spans and first, record_links=seen)
                 recorded = replace(this, execution=options)
                 known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
-            results.append(known[key])
+            result = known[key]
+            if loads is not None and result.network is not None:
+                shared = loads.add([number + 1], result.network, result.step_s)
+                result = replace(result, network=shared)
+            results.append(result)
             report()
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
@@ -286,6 +296,7 @@ def run_setup(
         independent=independent,
         setup=setup,
         lengths=tuple(batches),
+        links=loads,
     )
 
 

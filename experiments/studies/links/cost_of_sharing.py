@@ -9,6 +9,7 @@ import numpy as np
 
 from hdpsim.experiments.output.plots.style import readable_name
 
+from .over_steps import IN_DATA
 from .report import SeenLinks, links_json, links_line, seen_links
 
 if TYPE_CHECKING:
@@ -35,13 +36,19 @@ def network_json(outcome: Outcome) -> dict[str, Any] | None:
         "flaps_s": flaps_s,
         "contention_s": _contention_s(outcome, shared),
         **(links_json(seen) if seen else {}),
+        **({"all_batches": outcome.links.hottest_links(IN_DATA)} if outcome.links else {}),
     }
 
 
 def network_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """For every strategy whose transfers share links: what that costs, and where the links are hottest."""
     shared = [outcome for outcome in outcomes if _shared(outcome)]
-    return (*map(_line, shared), *map(links_line, seen_links(shared)))
+    over = (
+        f"{one.strategy}: hottest links of all {len(one.results):,} batches {one.links.words('batch')}."
+        for one in shared
+        if one.links
+    )
+    return (*map(_line, shared), *map(links_line, seen_links(shared)), *over)
 
 
 def _line(outcome: Outcome) -> str:

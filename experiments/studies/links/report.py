@@ -13,13 +13,12 @@ from hdpsim.arrays import Floats
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.timeline.step import LinkLane
 
+from .over_steps import IN_DATA, NAMED
+
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
     from hdpsim.simulator.network.flow_record import Collision, FlowRecord
     from hdpsim.simulator.network.link_flaps_on_flows import Flap
-
-NAMED = 3
-"""Hottest links in a sentence."""
 
 LANES = 16
 """Hottest links of a timeline."""
@@ -29,9 +28,6 @@ LANE_PERIODS = 1_000
 
 MOST_COLLISIONS = 10_000
 """Rows of a table of collisions for each strategy: the dearest."""
-
-_IN_DATA = 10
-"""Links and collisions in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +164,10 @@ def links_json(seen: SeenLinks) -> dict[str, Any]:
     """The hottest links and the dearest meetings of the first batch."""
     links = seen.record.links
     return {
-        "hottest_links": seen.hottest(_IN_DATA),
+        "hottest_links": seen.hottest(IN_DATA),
         "lost_s": seen.lost_s,
-        "collisions": [_collision_row(seen, one) for one in seen.record.collisions()[:_IN_DATA]],
-        "link_flaps": [_flap_row(seen, flap) for flap in seen.flaps[:_IN_DATA]],
+        "collisions": [_collision_row(seen, one) for one in seen.record.collisions()[:IN_DATA]],
+        "link_flaps": [_flap_row(seen, flap) for flap in seen.flaps[:IN_DATA]],
         "links_that_carry": int((seen.carried_bytes > 0).sum()),
         "links": len(links),
     }
@@ -247,6 +243,13 @@ def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
     several = seen_links(outcomes)
     if not several:
         return ()
+    over = {one.strategy: one.links for one in outcomes if one.links}
+    every_batch = OutputFile(
+        "links_all_batches.csv",
+        lambda: [{"strategy": name, **row} for name, links in over.items() for row in links.rows()],
+        "All batches, one row per strategy and link that can hold transfers up, the hottest first: rate, bytes, mean "
+        "share of the rate, and the highest one of a batch (in_step: which).",
+    )
     return (
         OutputFile(
             "links.csv",
@@ -263,4 +266,5 @@ def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
             "Links that carry the same count once; equal_links says how many there are.",
             columns=("strategy", "link", "transfer", "met", "lost_s", "equal_links"),
         ),
+        *((every_batch,) if over else ()),
     )

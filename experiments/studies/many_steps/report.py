@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
@@ -11,6 +11,7 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.plots.steps import plot_steps
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
+from hdpsim.experiments.studies.links.over_steps import IN_DATA
 from hdpsim.experiments.studies.step_report import (
     WORTH_A_ROW,
     account_rows,
@@ -58,8 +59,10 @@ def many_steps_document(run: ManySteps) -> Document:
 
 
 def _files(run: ManySteps) -> tuple[OutputFile, ...]:
+    links = run.links
     contents: dict[str, Callable[[], object]] = {
         "steps.csv": lambda: steps_table(run),
+        **({} if links is None else {"links.csv": lambda: list(links.rows())}),
         "accounts.csv": lambda: list(account_rows(run.account_s(), run.period_s.mean, strategy=run.strategy)),
         "steps": lambda: _figure(run),
         "time_breakdown": lambda: plot_time_breakdown({run.strategy: run.account_s()}),
@@ -97,6 +100,7 @@ def run_json(run: ManySteps) -> dict[str, Any]:
         "loaders_busy_share": run.loaders_busy_s / run.end_s,
         "storage_bytes": run.moved_bytes,
         "host_memory_bytes": run.host_bytes,
+        **({} if run.links is None else {"hottest_links": run.links.hottest_links(IN_DATA)}),
         "per_step": steps_table(run).records(),
     }
 
@@ -135,6 +139,7 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
                 ("carry_over_s", lambda row: row.carry_over_s, "carried over"),
             )
         ),
+        *_hottest_columns(run),
         Column("ready_batches", heading="ready"),
         Column("tokens", lambda row: row.step.tokens, format=","),
         Column("sequences", lambda row: row.step.sequences, shown=False),
@@ -147,6 +152,13 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
         Column("warm_up", lambda row: row.number <= run.warm_up, shown=False),
     )
     return Table(title="Steps", columns=columns, rows=run.steps)
+
+
+def _hottest_columns(run: ManySteps) -> Iterator[Column[RunStep]]:
+    if run.links is not None:
+        hottest = run.links.hottest
+        yield Column("hottest_link", lambda row: hottest[row.number][0], shown=False)
+        yield Column("hottest_load", lambda row: hottest[row.number][1], shown=False)
 
 
 def _first_steps(run: ManySteps) -> Table[RunStep]:
@@ -179,13 +191,14 @@ def _summary(run: ManySteps) -> Table[tuple[str, str]]:
             pairs.append(
                 (f"waits, {reason.replace('_', ' ')}", f"{words}; {waited:,} of {count:,} steps wait")
             )
-    if run.steps[0].step.network is not None:
+    if run.links is not None:
         met_s, flaps_s = (
             sum(getattr(row.step, name) for row in run.settled) / count for name in ("sharing_s", "flaps_s")
         )
-        pairs.append(
-            ("links", f"transfers that met cost {met_s:.3f} s a step, links that went down {flaps_s:.3f} s")
-        )
+        pairs += [
+            ("links", f"transfers that met cost {met_s:.3f} s a step, links that went down {flaps_s:.3f} s"),
+            (f"hottest of all {len(run.steps):,} steps", run.links.words()),
+        ]
     first = run.steps[0]
     pairs += [
         ("first step", f"begins after {duration(first.start_s)}: its batch was nobody's before"),

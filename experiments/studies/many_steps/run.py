@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,13 @@ from hdpsim.experiments.output.throughput import RunningThroughput
 from hdpsim.experiments.parallel.dispatch import in_order
 from hdpsim.experiments.parallel.engines import LocalEngine
 from hdpsim.experiments.studies.comparing.compare import Lengths, Report, silent, strategy_batches
+from hdpsim.experiments.studies.links.over_steps import LinksOverSteps
 from hdpsim.simulator.many_steps.clock import RunStep, run_of
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.prepared_step import PreparedStep, prepare_step
 from hdpsim.simulator.many_steps.record import Record
 from hdpsim.simulator.planning import settled_degree
+from hdpsim.simulator.playing import wired
 from hdpsim.simulator.setup import Setup
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class ManySteps:
         loaders_busy_s: time the loaders worked.
         moved_bytes: read from and written to the storage.
         host_bytes: the most that the fullest host held, optimizer states apart.
+        links: what they carried; None: transfers are independent.
     """
 
     scenario: Scenario
@@ -82,6 +85,7 @@ class ManySteps:
     loaders_busy_s: float
     moved_bytes: float
     host_bytes: float
+    links: LinksOverSteps | None
 
     @cached_property
     def band(self) -> Band | None:
@@ -208,8 +212,10 @@ def simulate_many(
     keys = [
         (lengths.tobytes(), setup.at_step(number).execution.step) for number, lengths in enumerate(batches)
     ]
-    first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    tasks = [(number, batches[number]) for number in sorted(first.values())]
+    numbers: dict[tuple[bytes, int], list[int]] = {}
+    for number, key in enumerate(keys, start=1):
+        numbers.setdefault(key, []).append(number)
+    tasks = [(same[0] - 1, batches[same[0] - 1]) for same in numbers.values()]
     prepare = partial(
         prepare_numbered, setup=setup, options=scenario.run, mesh_degree=settled_degree(setup, batches[0])
     )
@@ -217,11 +223,16 @@ def simulate_many(
     small = setup.execution.executor == "replay" and setup.execution.network == "independent"
     found = _prepared(prepare, tasks, parallel=small and len(tasks) >= FEWEST_IN_PARALLEL)
 
+    links = LinksOverSteps(wired(setup).links) if setup.execution.network == "flows" else None
+
     def prepared() -> Iterator[PreparedStep]:
         known: dict[tuple[bytes, int], PreparedStep] = {}
         for number, key in enumerate(keys, start=1):
             if key not in known:  # equal batches are prepared once, when the first of them comes
-                known[key] = next(found)
+                step = next(found)
+                if links is not None and step.network is not None:
+                    step = replace(step, network=links.add(numbers[key], step.network, step.step_s))
+                known[key] = step
             report(number, steps)
             yield known[key]
 
@@ -238,4 +249,5 @@ def simulate_many(
         loaders_busy_s=run.loaders_busy_s,
         moved_bytes=run.storage.moved_bytes,
         host_bytes=float(run.memory.most_bytes),
+        links=links,
     )

@@ -89,6 +89,9 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
         independent_s=run_replay(plan, costs, noise).step_s,
         alone_s=flows.played.step_end.step_s,
         contention_s=contention_s,
+        carried_bytes=np.where(
+            np.isfinite(flows.routes.links.capacity_bytes_per_s), flows.carried_bytes(), 0.0
+        ),
         record=record,
         ring=ring,
     )

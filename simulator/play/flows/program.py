@@ -147,6 +147,26 @@ class FlowProgram:
             flaps=wired.flaps,
         )
 
+    def carried_bytes(self) -> Floats:
+        """[links]: what each carries in the step; nothing on links that hold nobody up, unless all are recorded."""
+        routes, traffic, chain = self.routes, _traffic(self.priced.costs), self.priced.chain
+        carried = np.zeros(len(routes.links))
+
+        def add(rows: Rows, sent_bytes: Floats) -> None:
+            np.add.at(carried, rows.link, rows.flows * sent_bytes[rows.row])
+
+        row, _ = row_of_stage(self)
+        for one in (*self.sent, *self.streams):
+            rows = routes.passes[one.kind]
+            add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)).astype(np.float64))
+        sent_bytes = np.bincount(routes.group_of_unit, traffic.transfer_bytes, routes.groups)
+        for pair in _stage_pairs(chain):
+            if pair in routes.transfers:
+                add(routes.transfers[pair], sent_bytes.astype(np.float64))
+        for rows in (routes.gathers, routes.sums):
+            add(rows, np.ones(len(rows.largest)))
+        return np.where(routes.follows >= 0, carried[routes.follows], 0.0)
+
 
 def check_flows(costs: StepCosts) -> None:
     """Refuse what transfers that share links cannot be played with."""

@@ -22,6 +22,7 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.changes.whatif import whatif, whatif_lines
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.experiments.studies.comparing.report import simulate_document
+from hdpsim.experiments.studies.links.over_steps import LinksOverSteps
 from hdpsim.experiments.studies.links.plots import fabric_layers, link_pictures
 from hdpsim.experiments.studies.links.report import (
     SeenLinks,
@@ -31,10 +32,12 @@ from hdpsim.experiments.studies.links.report import (
     links_json,
     links_line,
 )
+from hdpsim.experiments.studies.many_steps.report import steps_table
+from hdpsim.experiments.studies.many_steps.run import simulate_many
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.link_flaps_on_flows import Flap
-from hdpsim.simulator.play.execution import Spans
+from hdpsim.simulator.play.execution import SharedLinks, Spans
 from hdpsim.simulator.step import simulate_step
 
 SECOND = 50e9  # what a NIC moves in one
@@ -119,14 +122,28 @@ def test_a_run_directory_has_every_byte_that_flows_carried(tmp_path: Path) -> No
 
 
 def test_the_text_and_the_data_name_the_hottest_links() -> None:
-    comparison = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-opt",), 1, links=True)
+    comparison = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-opt",), 2, links=True)
     document = simulate_document(comparison)
     network = document.data()["results"]["network"]
-    hottest = network["hottest_links"]
-    loads = [row["mean_load"] for row in hottest]
-    assert loads == pytest.approx(sorted(loads, reverse=True))
-    (said,) = [note for note in document.notes if "hottest links" in note]
-    assert all(row["link"] in said for row in hottest[:3])
+    said, of_all = [note for note in document.notes if "hottest links" in note]
+    assert "of all 2 batches" in of_all
+    for hottest, note in ((network["hottest_links"], said), (network["all_batches"], of_all)):
+        loads = [row["mean_load"] for row in hottest]
+        assert loads == pytest.approx(sorted(loads, reverse=True))
+        assert all(row["link"] in note for row in hottest[:3])
+
+
+def test_a_run_of_steps_says_what_its_links_carried_in_all_of_them() -> None:
+    run = simulate_many(load_scenario("quickstart-8gpu", SMALL), 2)
+    single = compare(load_scenario("quickstart-8gpu", SMALL), ("hdp-opt",), 2).base
+    assert run.links is not None
+    assert single.links is not None
+    np.testing.assert_allclose(run.links.carried_bytes, single.links.carried_bytes, rtol=1e-12)
+    assert run.links.carried_bytes.any()
+    assert all(row.step.network is not None and row.step.network.carried_bytes is None for row in run.steps)
+    assert [row["hottest_load"] for row in steps_table(run).records()] == [
+        run.links.hottest[number][1] for number in (1, 2)
+    ]
 
 
 def test_the_pictures_of_a_step_are_drawn() -> None:
@@ -222,6 +239,31 @@ def test_whatif_names_what_a_change_moves() -> None:
     assert said[1].startswith(f"  {changes[0]}: ")
     assert "left of their rates: leaf-up:0.0 (50%)" in said[1]
     assert "left of their rates" not in said[2]
+
+
+def test_loads_of_many_steps_by_hand() -> None:
+    # Two steps of 2 s in which NIC 0.0 sends 50 GB and one of 4 s in which it sends 150 GB, NIC 0.1 sends 40 GB:
+    # 250 of 400 GB and 40 of 400 GB; the first is hottest in the third step, with 150 of 200 GB.
+    exact = NetworkCalibration(nic_efficiency=1.0)
+    links = Links.of(catalog.cluster_of("hgx-h100-80gb", 16, Fabric()), exact)
+    first = links.first["nic-out"]
+    over = LinksOverSteps(links)
+    for numbers, sent, step_s in (([1, 4], (1.0, 0.0), 2.0), ([3], (3.0, 0.8), 4.0)):
+        carried = np.zeros(len(links))
+        carried[first : first + 2] = np.array(sent) * SECOND
+        shared = SharedLinks(independent_s=1.0, alone_s=1.0, contention_s=np.zeros(1), carried_bytes=carried)
+        assert (
+            over.add(numbers, shared, step_s).carried_bytes is None
+        )  # nothing that grows with steps is kept
+    rows = [tuple(row.values()) for row in over.rows()]
+    assert rows == [
+        ("nic-out:0.0", SECOND, 250e9, 0.625, 0.75, 3),
+        ("nic-out:0.1", SECOND, 40e9, 0.1, 0.2, 3),
+    ]
+    assert over.hottest == {1: ("nic-out:0.0", 0.5), 4: ("nic-out:0.0", 0.5), 3: ("nic-out:0.0", 0.75)}
+    assert over.words("batch").startswith(
+        "nic-out:0.0 at 62.5%, at most 75.0% in batch 3; nic-out:0.1 at 10.0%"
+    )
 
 
 def test_flaps_are_named_and_their_seconds_are_in_the_table(seen: SeenLinks) -> None:

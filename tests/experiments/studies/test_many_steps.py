@@ -37,7 +37,7 @@ def asked(*arguments: str) -> dict[str, Any]:
 def test_every_step_has_what_sharing_links_and_flaps_cost_it() -> None:
     shared = SharedLinks(independent_s=9.0, alone_s=9.0, contention_s=np.zeros(1), flaps_s=0.4)
     rows = tuple(played([a_step(5.0), replace(a_step(10.0), network=shared)]))
-    table = steps_table(cast(ManySteps, SimpleNamespace(steps=rows, warm_up=0)))
+    table = steps_table(cast(ManySteps, SimpleNamespace(steps=rows, warm_up=0, links=None)))
     assert [row["sharing_s"] for row in table.records()] == pytest.approx([0.0, 0.6])
     assert [row["flaps_s"] for row in table.records()] == [0.0, 0.4]
     assert {"+0.600", "+0.400"} <= set(table.drawn().rows[1])

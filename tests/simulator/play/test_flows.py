@@ -22,8 +22,7 @@ from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.accounts import Timeline
 from hdpsim.simulator.play.execution import Execution
 from hdpsim.simulator.play.flows.engine import FlowStep, run_flows
-from hdpsim.simulator.play.flows.program import FlowProgram, row_of_stage
-from hdpsim.simulator.play.flows.routes import Rows
+from hdpsim.simulator.play.flows.program import FlowProgram
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.playing import link_flaps, plan_noise, wired
@@ -320,23 +319,7 @@ def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     record = network.record
     flows = FlowProgram.of(compile_program(plan, costs), replace(where, every_link=True))
 
-    links = len(where.links)
-    row, _ = row_of_stage(flows)
-    carried = np.zeros(links)
-
-    def add(rows: Rows, sent_by_row: np.ndarray) -> None:
-        np.add.at(carried, rows.link, rows.flows * sent_by_row[rows.row])
-
-    for one in (*flows.sent, *flows.streams):
-        rows = flows.routes.passes[one.kind]
-        add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)))
-    chain, traffic = flows.priced.chain, costs.traffic
-    assert traffic is not None
-    by_group = np.bincount(flows.routes.group_of_unit, traffic.transfer_bytes, flows.routes.groups)
-    for link in np.flatnonzero(chain.sends):
-        add(flows.routes.transfers[chain.stage[0, link], chain.stage[0, link + 1]], by_group)
-    for rows in (flows.routes.gathers, flows.routes.sums):
-        add(rows, np.ones(len(rows.largest)))
+    carried = flows.carried_bytes()
     assert carried.any()
     np.testing.assert_allclose(record.link_bytes(), carried, rtol=1e-6, atol=1.0)
 
