@@ -21,7 +21,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.software.facts import is_model_file, model_of_file
+from hdpsim.experiments.software.model_of_run import is_model_file, model_of_file
 from hdpsim.experiments.software.seen_columns import Precision, Recompute, RunConfig, Sharding, Task
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from hdpsim.experiments.records.memory import fits
-from hdpsim.experiments.records.sharding import shards_and_policy
-from hdpsim.experiments.software.facts import Run, interleaves, named_model
+from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.model_of_run import named_model
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 
@@ -30,7 +32,7 @@ def completed(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     selective recomputation the one that keeps most and fits.
     """
     said: list[str] = []
-    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks, shards_and_policy):
+    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks, _shards_and_policy):
         more, words = fill(config)
         if more:
             config = replace(config, **more)
@@ -94,7 +96,7 @@ def _degrees(config: RunConfig) -> Filled:
     empty = [column for column in ("tp", "pp", "cp") if getattr(config, column) is None]
     if config.n_gpus is None or config.dp is None or not empty:
         return NOTHING
-    stated = (config.tp or 1) * (config.pp or 1) * (config.cp or 1) * config.dp
+    stated = config.replica_gpus * config.dp
     left = config.n_gpus // stated
     if config.n_gpus % stated or (len(empty) > 1 and left > 1):
         return NOTHING  # contradicts itself, or leaves a choice
@@ -130,8 +132,7 @@ def _batch(config: RunConfig) -> Filled:
     stated = _BATCH_OF_A_RANK.search(config.notes)
     if stated is None:
         return {"grad_accum": 1}, "one micro-batch a step on every rank"
-    degrees = (config.tp or 1) * (config.pp or 1) * (config.cp or 1)
-    ranks = max(1, (config.n_gpus or 1) // degrees)
+    ranks = max(1, (config.n_gpus or 1) // config.replica_gpus)
     return {"global_batch_seqs": int(stated[1]) * ranks}, f"{stated[1]} sequences a step on every rank"
 
 
@@ -159,3 +160,53 @@ def _chunks(config: RunConfig) -> Filled:
     if fits(config) is not False:
         return NOTHING
     return {"vpp": 1}, "vpp 1: chunks would not fit into memory"
+
+
+def _shards_and_policy(config: RunConfig) -> Filled:
+    """Among how many GPUs parameters are shared and what recomputation keeps, as notes would say it.
+
+    Nothing where the record says it or the stack has one way.
+
+    The smallest group of GPUs that can share the parameters, and of the framework's policies of selective
+    recomputation the one that keeps most: the first pair that fits into memory. A larger group costs traffic across
+    servers, a policy that keeps less costs work, so nobody takes more of either than memory asks for. Where no pair
+    fits, the last: the run exists.
+    """
+    groups, policies = tuple(_groups(config)), _policies(config)
+    if len(groups) * len(policies) == 1:
+        return NOTHING
+    group, policy = next(
+        (pair for pair in product(groups, policies) if fits(_told(config, *pair))),
+        (groups[-1], policies[-1]),
+    )
+    words = [f"parameters sharded over {group} GPUs: fewer cannot hold them"] if group else []
+    words += [f"policy {policy}: of those that fit the one that keeps most"] if policy else []
+    return ({"notes": _told(config, group, policy).notes}, "; ".join(words)) if words else NOTHING
+
+
+def _told(config: RunConfig, group: int, policy: str) -> RunConfig:
+    """The record with both in its notes, where rules read them; 0 and an empty name say nothing."""
+    clauses = [config.notes] if config.notes else []
+    clauses += [f"FSDP axis {group}"] if group else []
+    clauses += [f"remat_policy: {policy}"] if policy else []
+    return replace(config, notes="; ".join(clauses))
+
+
+def _groups(config: RunConfig) -> Iterator[int]:
+    """A server's GPUs (0: as the rules have it), then twice as many, up to all ranks."""
+    yield 0
+    said = setting_of(Run(config), "shard_ranks")
+    if said is None or said.kind != "inferred" or config.n_gpus is None:
+        return
+    ranks = config.n_gpus // config.replica_gpus
+    group = 2 * int(str(said.value))
+    while group <= ranks:
+        if ranks % group == 0:
+            yield group
+        group *= 2
+
+
+def _policies(config: RunConfig) -> tuple[str, ...]:
+    """Names of the framework's policies from what keeps most; one without a name where nothing is to be chosen."""
+    usual = setting_of(Run(config), "usual_policies")
+    return usual.value if usual is not None and isinstance(usual.value, tuple) else ("",)

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
 
 from hdpsim.cost_models.memory.peak import MemoryReport
 from hdpsim.errors import HdpSimError
-from hdpsim.experiments.records.setup import PreparedRun, layout_cp, prepare
-from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import setting_of
+from hdpsim.experiments.records.setup import Gauge, PreparedRun, layout_cp, prepare
 from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.step_memory import memory_of
 
 GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records
-
-Gauge = Literal["device", "reserved", "allocated"]
-"""What is read: all of the GPU's memory in use, what PyTorch's allocator holds, or the tensors in it."""
 
 _NOT_READ: dict[Gauge, frozenset[str]] = {
     "device": frozenset(),
@@ -56,21 +50,15 @@ class MemoryPrediction:
         return tuple(parts.items())
 
 
-def gauge_of(config: RunConfig) -> Gauge:
-    """What the record's source calls peak memory; all of the GPU's when nothing tells."""
-    said = setting_of(Run(config), "memory_gauge")
-    return "device" if said is None else cast(Gauge, said.value)
-
-
 def fits(config: RunConfig) -> bool | None:
     """Whether a record fits into memory; None: nothing can be said."""
     try:
-        return predict_memory(config, prepare(config)).fits
+        return predict_memory(prepare(config)).fits
     except HdpSimError:
         return None
 
 
-def predict_memory(config: RunConfig, prepared: PreparedRun) -> MemoryPrediction:
+def predict_memory(prepared: PreparedRun) -> MemoryPrediction:
     """Predict what a record needs, and what its source would have read."""
     setup = prepared.setup
     report = partial(
@@ -81,13 +69,12 @@ def predict_memory(config: RunConfig, prepared: PreparedRun) -> MemoryPrediction
         sequence_tokens=-(-max(prepared.round_tokens) // layout_cp(setup.layout)),
     )
     fullest = report()
-    read = fullest if setting_of(Run(config), "memory_stage") is None else report(stage=0)
-    gauge = gauge_of(config)
+    read = report(stage=0) if prepared.first_stage_read else fullest
     peak_bytes = {
         "device": read.total_bytes,
         "reserved": read.reserved_bytes,
         "allocated": read.allocated_bytes,
-    }[gauge]
+    }[prepared.gauge]
     return MemoryPrediction(
-        peak_gb=peak_bytes / GIGABYTE, fits=fullest.fits, gauge=gauge, fullest=fullest, read=read
+        peak_gb=peak_bytes / GIGABYTE, fits=fullest.fits, gauge=prepared.gauge, fullest=fullest, read=read
     )

@@ -97,7 +97,7 @@ def predict(
     try:
         config, filled = completed(config)
         prepared = prepare(config, calibration, without)
-        memory = predict_memory(config, prepared)
+        memory = predict_memory(prepared)
         peak_tflops = _peak_tflops(prepared)
     except HdpSimError as error:
         return Prediction(convention=convention, reason=str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,28 +13,18 @@ from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.layout.switches import ShardingKind as LayoutSharding
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.records.machine import calibrated, collective_share, nic_gbps
-from hdpsim.experiments.records.pipeline import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.records.switches import Switches, switches_of
-from hdpsim.experiments.software.facts import (
-    Run,
-    hybrid_model,
-    known_model,
-    latent_model,
-    named_model,
-    other_sizes,
-)
+from hdpsim.experiments.software.facts import Run, interleaves
+from hdpsim.experiments.software.model_of_run import model_of
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.seen_columns import RunConfig
-from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
 
-GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8
-_SHAPE = ("layers", "hidden", "heads", "ffn_hidden")
 MOST_SEQUENCES = RANGES["batch_sequences"]
 BOARD_GPUS = 4  # of a board without NVSwitch; one that holds eight has switches
 MOST_OF_A_SERVER = 16  # GPUs of a server with a domain of its own; racks hold more, in trays
@@ -43,10 +33,25 @@ BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
 _OF_SHARDING: dict[str, LayoutSharding] = {
     "none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "zero3", "hsdp": "zero3",
 }  # fmt: skip
-# Statements about a model that the schema has no column for, as the notes of the records word them.
-_FIRST_DENSE = re.compile(r"first (\d+) layers? dense ffn (\d+)")
-_DENSE_LAYERS = re.compile(r"\bdense_layers=(\d+)")
-_MOE_EVERY = re.compile(r"MoE every (\d+)(?:st|nd|rd|th) layer.*?dense layers ffn (\d+)")
+_OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")
+_GPUS_OF_A_SERVER = 8
+_SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
+_SCHEDULES = {
+    "ZB-1p": "zb-h1",
+    "ZB-2p": "zb-h2",
+    "ZB-H2": "zb-h2",
+    "ZB-H1": "zb-h1",
+    "ZB-V": "zb-v",
+    "ZBV": "zb-v",
+    "ZBVZeroBubble": "zb-v",
+    "DualPipe": "dualpipe",
+    "DualPipeV": "zb-v",
+}
+"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does,
+ZB-2p twice as much, as ZB-H2 does. DualPipeV is ZB-V with forwards and backwards paired, where experts' traffic hides
+("DualPipe could be better without the Dual", Sea AI Lab)."""
+Gauge = Literal["device", "reserved", "allocated"]
+"""What is read: all of the GPU's memory in use, what PyTorch's allocator holds, or the tensors in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,8 @@ class PreparedRun:
         sequences: sequences of a step.
         seq_len: tokens of each.
         round_tokens: tokens of the documents of one sequence; attention stays inside each.
+        gauge: what the source calls peak memory; all of the GPU's when nothing tells.
+        first_stage_read: whether it reads the first pipeline stage's instead of the fullest one's.
         micro_batch: sequences of a micro-batch.
         micro_batches: micro-batches of a step on one data-parallel rank.
         blocked: why no time can be predicted; empty when it can. Memory can be.
@@ -72,6 +79,8 @@ class PreparedRun:
     micro_batch: int
     micro_batches: int
     blocked: str
+    gauge: Gauge
+    first_stage_read: bool
     round_tokens: tuple[int, ...]
     rule_kinds: frozenset[str]
     assumptions: tuple[str, ...]
@@ -102,7 +111,7 @@ def prepare(
     assumptions: list[str] = []
     gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
     cluster = _cluster(run, gpus, assumptions)
-    model = _with_switches(_model(config, seq_len, assumptions), switches)
+    model = _with_switches(model_of(config, seq_len, assumptions), switches)
     degrees = _degrees(config, gpus, assumptions)
     sequences, micro_batch, micro_batches = _batch(config, degrees["dp"], assumptions)
     layout = _layout(run, degrees, switches, assumptions)
@@ -113,6 +122,8 @@ def prepare(
     assumptions += [packed] if packed else []
     _remarks(config, model, layout, assumptions)
     offload = setting_of(run, "activation_offload")
+    source = Run(config)  # what a source's figures mean stands, whichever rules are left out
+    gauge = setting_of(source, "memory_gauge")
     setup = Setup(
         model=model,
         cluster=cluster,
@@ -129,6 +140,8 @@ def prepare(
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         blocked=blocked(config),
+        gauge="device" if gauge is None else cast(Gauge, gauge.value),
+        first_stage_read=setting_of(source, "memory_stage") is not None,
         round_tokens=_round_tokens(seq_len, documents),
         rule_kinds=switches.kinds,
         assumptions=tuple(assumptions),
@@ -137,10 +150,10 @@ def prepare(
 
 
 def _with_switches(model: Model, switches: Switches) -> Model:
-    """The model with what no column holds; a hybrid's prediction layers come with their pattern."""
+    """The model with what no column holds; a hybrid whose record does not have its prediction layers has none."""
     more = dict(switches.model)
-    if model.layer_pattern and more.get("mtp_layers"):
-        more["mtp_pattern"] = catalog.model(model.name).mtp_pattern
+    if not more.get("mtp_layers"):
+        more |= {"mtp_layers": 0, "mtp_pattern": ""}
     return replace(model, **more)
 
 
@@ -160,21 +173,6 @@ def _needed(config: RunConfig, column: str, why: str = "") -> int:
     if value is None:
         raise InfeasibleError(f"{column} is not stated{why}")
     return int(value)
-
-
-def _needed_shape(config: RunConfig, column: str) -> int:
-    """A size of the model, which no model of that name tells."""
-    if getattr(config, column) is not None:
-        return _needed(config, column)
-    missing = [each for each in _SHAPE if getattr(config, each) is None]
-    known = named_model(config)
-    if known is not None:
-        why = f"and {known.name} has other {', '.join(other_sizes(config, known))} than the record"
-    elif config.model_name:
-        why = f"and the catalog has no model {quoted(config.model_name)} (`hdpsim catalog models`)"
-    else:
-        why = "and no model is named"
-    raise InfeasibleError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not stated, {why}")
 
 
 def _batch(config: RunConfig, dp: int, assumptions: list[str]) -> tuple[int, int, int]:
@@ -213,9 +211,9 @@ def _degrees(config: RunConfig, gpus: int, assumptions: list[str]) -> dict[str, 
     why = f", and on {gpus} GPUs none was found with which a replica fits into memory"
     tp, pp = _needed(config, "tp", why), _needed(config, "pp", why)
     cp = config.cp or 1
-    if gpus % (tp * pp * cp):
+    dp, rest = divmod(gpus, config.replica_gpus)
+    if rest:
         raise InfeasibleError(f"{gpus} GPUs do not divide by tp x pp x cp = {tp} x {pp} x {cp}")
-    dp = gpus // (tp * pp * cp)
     if config.dp is not None and config.dp != dp:
         raise InfeasibleError(f"tp x pp x cp x dp = {tp} x {pp} x {cp} x {config.dp} is not {gpus} GPUs")
     if config.cp is None:
@@ -250,63 +248,6 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
     return Layout(
         tp=tp, pp=pp, vpp=vpp, cp=cp, ep=config.ep or 1, sharding=kind, recompute=recompute, **settings
     )
-
-
-def _model(config: RunConfig, seq_len: int, assumptions: list[str]) -> Model:
-    """The model of the shape columns; GPT conventions where the MLP has no gate, Llama's where it has.
-
-    No column holds the pattern of a hybrid: the catalog's model of that name and shape is the whole answer.
-    """
-    hybrid = hybrid_model(config)
-    if hybrid is not None:
-        assumptions.append(f"layers of {hybrid.name}")
-        return replace(hybrid, mtp_layers=0, mtp_pattern="")
-    layers, hidden, heads, ffn_hidden = (_needed_shape(config, column) for column in _SHAPE)
-    gated = config.gated_mlp
-    if gated is None:
-        gated = True
-        assumptions.append("gated MLP")
-    vocab = config.vocab
-    if vocab is None:
-        vocab = GPT2_VOCABULARY
-        assumptions.append(f"vocabulary of {vocab:,} tokens")
-    experts, top_k = config.n_experts or 0, config.topk or 0
-    if experts and not top_k:
-        raise InfeasibleError("topk is not stated, but n_experts is")
-    of_latent = latent_model(config) if config.kv_heads is None else None
-    latent = None if of_latent is None else of_latent.latent_attention
-    if of_latent is not None:
-        assumptions.append(f"latent attention of {of_latent.name}")
-    if latent is None and config.kv_heads is None:
-        raise InfeasibleError("kv_heads is not stated")
-    if latent is None and config.heads and config.kv_heads and config.heads % config.kv_heads:
-        raise InfeasibleError(f"kv_heads = {config.kv_heads} does not divide the {config.heads} heads")
-    head_dim = config.head_dim or (latent.v_head_dim if latent else hidden // heads)
-    if config.head_dim is None and latent is None:
-        assumptions.append(f"head_dim {head_dim}")
-    dense_layers, dense_ffn = _dense_layers(config, layers) if experts else (0, 0)
-    known = None if gated else known_model(config)
-    of_gpt = not gated and (known is None or known.biases)
-    if known is not None and not known.biases:
-        assumptions.append(f"no biases, positions or tied embeddings, as {known.name}")
-    return Model(
-        name=config.model_name or "model", layers=layers, hidden=hidden, heads=heads,
-        kv_heads=config.kv_heads or heads, head_dim=head_dim, ffn_hidden=ffn_hidden, vocab=vocab, gated_mlp=gated,
-        experts=experts, top_k=top_k, shared_expert_ffn=config.shared_expert_ffn or 0, dense_layers=dense_layers,
-        dense_ffn_hidden=dense_ffn, latent_attention=latent, norm="rms" if gated else "layer", biases=of_gpt,
-        tied_embeddings=of_gpt, learned_positions=seq_len if of_gpt else 0,
-    )  # fmt: skip
-
-
-def _dense_layers(config: RunConfig, layers: int) -> tuple[int, int]:
-    """Dense layers of a mixture-of-experts model and their width, as far as the notes tell."""
-    every = _MOE_EVERY.search(config.notes)
-    if every:
-        return layers - layers // int(every[1]), int(every[2])
-    first, stated = _FIRST_DENSE.search(config.notes), _DENSE_LAYERS.search(config.notes)
-    if not first:
-        return 0, 0
-    return min(layers, int((stated or first)[1])), int(first[2])
 
 
 def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
@@ -363,3 +304,80 @@ def _remarks(config: RunConfig, model: Model, layout: Layout, assumptions: list[
         assumptions.append("selective recomputation costs nothing (attention kernels keep no scores)")
     if model.latent_attention and not model.mtp_layers:
         assumptions.append("no multi-token prediction")
+
+
+def schedule_of(config: RunConfig, vpp: int) -> str:
+    """The pipeline schedule; a name that Layout does not know blocks the prediction."""
+    name = _named(config)
+    if name in get_args(Schedule):
+        return name
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def blocked(config: RunConfig) -> str:
+    """Why the time of a record cannot be predicted: its schedule is not modelled. Empty: it can."""
+    name = _named(config)
+    if name and name not in get_args(Schedule):
+        return f"the pipeline schedule {name} is not modelled: only {', '.join(get_args(Schedule))} are"
+    return ""
+
+
+def _named(config: RunConfig) -> str:
+    stated = dict(config.switches).get("schedule")
+    if stated is not None:
+        return str(stated)
+    named = _SPLIT.search(config.framework) or _SPLIT.search(config.notes)
+    return _SCHEDULES.get(named[1], named[1]) if named else ""
+
+
+def virtual_stages(run: Run, dealt_layers: int) -> tuple[int, str]:
+    """Chunks of a stage and the words of an assumption.
+
+    As printed, by this release or another of the same recipe; where only interleaving is known one of the
+    *dealt_layers* to a chunk, as most recipes have it (NeMo's of 13 to 340 billion parameters, Megatron-Core's).
+    """
+    config = run.config
+    pp = config.pp or 1
+    if pp > 1 and config.vpp in (None, 1) and _named(config) == "zb-v":
+        return 2, "two chunks on every stage (V-shaped schedules)"
+    if config.vpp is not None:
+        if config.vpp > 1 and pp == 1:
+            return 1, f"vpp {config.vpp} ignored: there is no pipeline"
+        return config.vpp, ""
+    if pp == 1:
+        return 1, ""
+    of_other_releases = setting_of(run, "chunks")
+    if of_other_releases is not None:
+        return int(str(of_other_releases.value)), of_other_releases.words
+    chunks = max(1, dealt_layers // pp) if interleaves(run) else 1
+    return chunks, f"vpp {chunks}"
+
+
+def calibrated(setup: Setup, own: Calibration | None) -> Setup:
+    """The setup with the user's *own* constants, where they are of its GPUs' generation (or of any)."""
+    if own is None or own.generation not in ("", setup.cluster.gpu.calibration):
+        return setup
+    return replace(setup, calibration=own)
+
+
+def nic_gbps(config: RunConfig) -> float | None:
+    """Network of a GPU in Gbit/s: the column, or what the notes say of a server."""
+    if config.nic_gbps_per_gpu is not None:
+        return config.nic_gbps_per_gpu
+    stated = _OF_A_SERVER.search(config.notes)
+    if stated is None:
+        return None
+    return int(stated[1] or 1) * int(stated[2]) / (config.gpus_per_node or _GPUS_OF_A_SERVER)
+
+
+def collective_share(config: RunConfig) -> float:
+    """Share of a server's links that collectives use: of Omni-Path one.
+
+    NCCL has no transport of its own for it: on 16 servers with four links all-reduces reached 44 to 57 of 400 Gbit/s
+    (bigscience-workshop/bigscience, experiments/bandwidth: "an issue with nccl that doesn't fully utilize Intel OPA").
+    Inferred: one whole link; send and receive find the link next to their GPU.
+    """
+    stated = _OF_A_SERVER.search(config.notes)
+    if stated is None or not re.search(r"\bOPA\b|Omni-?Path", stated[0]):
+        return 1.0
+    return 1.0 / int(stated[1] or 1)

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
-from hdpsim.experiments.records.machine import calibrated
+from hdpsim.experiments.records.setup import calibrated
 from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.steps import MeasuredStep
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario

@@ -12,7 +12,8 @@ from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.software.choice import overheads_of
-from hdpsim.experiments.software.facts import Run, known_model
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.model_of_run import known_model
 from hdpsim.experiments.software.rules import Setting, fields_set, settable, words_of
 from hdpsim.experiments.software.seen_columns import RunConfig
 

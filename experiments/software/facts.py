@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.layers import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import CatalogError, InfeasibleError
-from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
+from hdpsim.errors import CatalogError
+from hdpsim.experiments.software.model_of_run import known_model, latent_model, named_model
+from hdpsim.experiments.software.seen_columns import RunConfig
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
@@ -72,62 +72,6 @@ class Run:
         return value or 0 if column == "n_experts" else value
 
 
-def is_model_file(name: str) -> bool:
-    """Whether the name of a model is that of a file: a `config.json`, or one of hdpsim's own."""
-    return name.endswith((".json", ".yaml", ".yml"))
-
-
-@lru_cache(maxsize=64)
-def model_of_file(path: str) -> Model:
-    """The model of a file; raises CatalogError and what reading of YAML raises."""
-    return model_from_hf_config(path)[0] if path.endswith(".json") else catalog.load_model(path)
-
-
-def named_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name, or that of the file."""
-    name = config.model_name
-    try:
-        return (model_of_file(name) if is_model_file(name) else catalog.model(name)) if name else None
-    except CatalogError:
-        return None
-
-
-def known_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name and width."""
-    known = named_model(config)
-    return known if known is not None and known.hidden == config.hidden else None
-
-
-def latent_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name, width and heads, if it has latent attention."""
-    known = known_model(config)
-    return known if known is not None and known.latent_attention and known.heads == config.heads else None
-
-
-def other_sizes(config: RunConfig, known: Model) -> list[str]:
-    """The columns of a shape that state something else than a model has."""
-    stated = ((column, getattr(config, column), getattr(known, name)) for column, name in SHAPE.items())
-    return [column for column, value, own in stated if value is not None and value != own]
-
-
-def hybrid_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name, if it is a hybrid.
-
-    Raises:
-        InfeasibleError: the record has another shape.
-    """
-    known = named_model(config)
-    if known is None or not known.layer_pattern:
-        return None
-    others = other_sizes(config, known)
-    if others:
-        raise InfeasibleError(
-            f"{known.name} is a hybrid whose {', '.join(others)} the record states otherwise: the pattern of its "
-            "layers is not known then"
-        )
-    return known
-
-
 def interleaves(run: Run) -> bool:
     """Whether stages hold several chunks of layers: printed, said, or what the stack does."""
     from hdpsim.experiments.software.rules import setting_of
@@ -152,14 +96,14 @@ def _short_pipeline(run: Run) -> bool:
         return False
     if not config.global_batch_seqs or not config.n_gpus:
         return False
-    pp = config.pp or 1
-    ranks = max(1, config.n_gpus // ((config.tp or 1) * pp * (config.cp or 1)))
-    return config.global_batch_seqs / ranks / (config.micro_batch or 1) <= MICRO_BATCHES_PER_STAGE * pp
+    ranks = max(1, config.n_gpus // config.replica_gpus)
+    return config.global_batch_seqs / ranks / (config.micro_batch or 1) <= MICRO_BATCHES_PER_STAGE * (
+        config.pp or 1
+    )
 
 
 def _sequences_per_replica(config: RunConfig) -> float:
-    replica = (config.tp or 1) * (config.pp or 1) * (config.cp or 1)
-    return (config.global_batch_seqs or 0) * replica / config.n_gpus if config.n_gpus else 0.0
+    return (config.global_batch_seqs or 0) * config.replica_gpus / config.n_gpus if config.n_gpus else 0.0
 
 
 def _experts_fill_the_stage(run: Run) -> bool:

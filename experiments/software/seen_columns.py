@@ -70,3 +70,8 @@ class RunConfig:
     family: str = ""
     notes: str = ""
     switches: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one model replica; a degree that nobody states is 1."""
+        return (self.tp or 1) * (self.pp or 1) * (self.cp or 1)

@@ -19,7 +19,7 @@ from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.records.longctx.attention import predicted_attention
 from hdpsim.experiments.records.longctx.rows import LongRow
 from hdpsim.experiments.records.longctx.systems import Document, Source, merged, source_of
-from hdpsim.experiments.records.machine import calibrated
+from hdpsim.experiments.records.setup import calibrated
 from hdpsim.experiments.scenario.scenario import resolve_scenario
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step

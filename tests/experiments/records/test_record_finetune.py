@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.experiments.records.pipeline import virtual_stages
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.records.setup import prepare
+from hdpsim.experiments.records.setup import prepare, virtual_stages
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of

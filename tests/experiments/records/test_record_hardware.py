@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hdpsim.experiments.records.machine import collective_share, nic_gbps
+from hdpsim.experiments.records.setup import collective_share, nic_gbps
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.seen_columns import RunConfig

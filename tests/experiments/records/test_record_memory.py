@@ -6,7 +6,7 @@ import pytest
 
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.experiments.records.memory import gauge_of, predict_memory
+from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
@@ -35,7 +35,7 @@ def _config(**changes: object) -> RunConfig:
     ],
 )
 def test_gauge(framework: str, notes: str, gauge: str) -> None:
-    assert gauge_of(_config(framework=framework, notes=notes)) == gauge
+    assert prepare(_config(framework=framework, notes=notes)).gauge == gauge
 
 
 def stack_of(config: RunConfig) -> MemoryOverheads:
@@ -89,11 +89,11 @@ def test_repeated_up_projections_of_latent_attention_are_not_kept() -> None:
 
 def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
     config = _config(notes="peak_mem_gb = reserved", micro_batch=2)
-    found = predict_memory(config, prepare(config))
+    found = predict_memory(prepare(config))
     assert found.gauge == "reserved"
     assert found.fits == found.fullest.fits
     assert prepare(config).setup.layout.pipeline.balance == "flop"
-    device = predict_memory(_config(micro_batch=2), prepare(_config(micro_batch=2)))
+    device = predict_memory(prepare(_config(micro_batch=2)))
     assert device.peak_gb > found.peak_gb
     assert {part for part, _ in device.parts_gb} >= {"weights", "activations", "context"}
 
@@ -109,7 +109,7 @@ def test_the_first_stage_is_read_and_every_stage_must_fit() -> None:
 def test_parts_are_what_the_source_reads_and_sum_to_its_peak(notes: str, not_read: set[str]) -> None:
     for changes in ({}, {"framework": "Megatron-LM"}, {"zero_stage": "fsdp", "tp": 1, "dp": 8}):
         config = _config(notes=notes or "nvidia-smi", **changes)
-        found = predict_memory(config, prepare(config))
+        found = predict_memory(prepare(config))
         parts = dict(found.parts_gb)
         assert sum(parts.values()) == pytest.approx(found.peak_gb, rel=1e-12)
         assert not not_read & set(parts)

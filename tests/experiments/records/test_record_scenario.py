@@ -31,7 +31,6 @@ from hdpsim.experiments.records.scenario import record_scenario, run_document
 from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
-from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.experiments.validation.views import plain
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup, StrategyOptions
@@ -42,7 +41,7 @@ PACKED, EXPERTS = "nemo-0013", "megatron-bridge-0005"
 
 
 @cache
-def prepared_runs(every: int) -> tuple[tuple[Record, RunConfig, PreparedRun], ...]:
+def prepared_runs(every: int) -> tuple[tuple[Record, PreparedRun], ...]:
     """Every so many-th shipped record, if it can be predicted."""
     found = []
     for record in read_records(shipped_records())[::every]:
@@ -52,16 +51,16 @@ def prepared_runs(every: int) -> tuple[tuple[Record, RunConfig, PreparedRun], ..
         except HdpSimError:
             continue
         if not prepared.blocked:
-            found.append((record, config, prepared))
+            found.append((record, prepared))
     return tuple(found)
 
 
-def assert_simulated_as_predicted(cases: Sequence[tuple[Record, RunConfig, PreparedRun]]) -> None:
-    for record, config, prepared in cases:
+def assert_simulated_as_predicted(cases: Sequence[tuple[Record, PreparedRun]]) -> None:
+    for record, prepared in cases:
         scenario = resolve_scenario(run_document(prepared, record.name))
         result = simulate_step(scenario.setup(), scenario.batches(1)[0])
         step_s, accounts = predict_step(prepared)
-        memory = predict_memory(config, prepared)
+        memory = predict_memory(prepared)
         assert result.step_s == pytest.approx(step_s, rel=1e-12), record.name
         means = dict(zip(result.accounts, result.account_s.mean(axis=(1, 2)).tolist(), strict=True))
         assert means == pytest.approx(dict(accounts), rel=1e-12, abs=1e-15), record.name
