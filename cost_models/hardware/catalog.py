@@ -184,16 +184,16 @@ def _entry(
         what = "is required" if data is None else f"got {quoted(data)}"
         problems.add(key, f"must be the name of a {kind} or a mapping; {what}")
         return None
-    if "like" not in data:
-        return read(Fields(data, problems, key), name or f"custom {kind}")
-    changes = {k: v for k, v in data.items() if k != "like"}
-    try:
-        original = _document(kind, _resolve(kind, str(data["like"]))).data
-    except CatalogError as error:
-        problems.add(f"{key}.like" if key else "like", str(error))
-        original = {}
-    merged = changed_document(kind, original, changes)
-    return read(Fields(merged, problems, key), name or f"{data['like']} (changed)")
+    if "like" in data:
+        changes = {k: v for k, v in data.items() if k != "like"}
+        try:
+            original = _document(kind, _resolve(kind, str(data["like"]))).data
+        except CatalogError as error:
+            problems.add(f"{key}.like" if key else "like", str(error))
+            original = {}
+        name = name or f"{data['like']} (changed)"
+        data = changed_document(kind, original, changes)
+    return read(Fields(data, problems, key), name or f"custom {kind}")
 
 
 def changed_document(kind: Kind, original: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

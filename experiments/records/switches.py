@@ -11,10 +11,9 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.model_of_run import known_model
-from hdpsim.experiments.software.rules import Setting, fields_set, settable, words_of
+from hdpsim.experiments.software.rules import Setting, fields_set, overheads_of, settable, words_of
 from hdpsim.experiments.software.seen_columns import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")

@@ -34,7 +34,7 @@ from hdpsim.experiments.scenario.overrides import (
 from hdpsim.experiments.scenario.references import References
 from hdpsim.experiments.scenario.schema import KEYS, check_together, read_keys, section_of
 from hdpsim.experiments.scenario.setup_document import as_yaml
-from hdpsim.experiments.scenario.stack import decided_by_stack, software_stated
+from hdpsim.experiments.scenario.stack import decided_by_stack
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.experiments.software.rules import Setting
 from hdpsim.quoting import quoted
@@ -333,7 +333,7 @@ def resolve_scenario(
         written_json=json.dumps(document),
         folder=folder,
         settings=stack.settings,
-        software_stated=software_stated(values),
+        software_stated=stack.stated,
     )
 
 

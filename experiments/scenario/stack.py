@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
+from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
+from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.scenario.references import Found
 from hdpsim.experiments.scenario.schema import KEYS, section_of
-from hdpsim.experiments.software.choice import (
-    names_a_release,
-    read_software,
-    run_of,
-    settings_of,
-    software_notes,
-)
-from hdpsim.experiments.software.rules import Setting, switches
+from hdpsim.experiments.software.choice import Software, read_software
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import Setting, fields_set, setting_of, switches
+from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
 from hdpsim.simulator.settings import FIELDS
 
 _CHANGES_NOTHING = "changes nothing: the scenario writes every key that it sets"
 _DECIDED_SECTIONS = ("layout", "memory")
+_NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})
+"""Switches that a scenario always writes itself."""
 _SHAPES_OF_A_RUN = frozenset({"recompute", "shard_ranks", "embedding_layers", "pipeline_layout"})
 """Keys that stacks set too, but that say how a run is cut, not what its software does."""
 
@@ -35,11 +35,14 @@ class StackDecisions:
         settings: switches that it sets, each with who says so; none without a stack.
         left_open: keys that stay unwritten in the resolved document, so that another stack still decides them.
         notes: what the user should know of it.
+        stated: whether a release is named, or a switch of the stack has a value that is not the default. A switch at
+            its default says nothing: files with all defaults filled in have every switch.
     """
 
     settings: tuple[Setting, ...] = ()
     left_open: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    stated: bool = True
 
     @property
     def values(self) -> dict[str, Any]:
@@ -51,37 +54,93 @@ def decided_by_stack(
     document: Mapping[str, object], values: Mapping[str, Any], found: Found, problems: Problems
 ) -> StackDecisions:
     """What `software` decides of a *document*, whose checked *values* name what was *found*."""
+    switched = any(values[key] != KEYS[key].default for key in _switches_of_stacks())
     if not values["software"]:
-        return StackDecisions()
+        return StackDecisions(stated=switched)
     try:
         software = read_software(values["software"])
     except ValueError as error:
         problems.add("software", str(error))
         return StackDecisions()
-    layout = section_of(values, "layout")
-    run = run_of(software, found.model, found.cluster, layout, int(values["data.context"]))
+    run = _run_of(software, found, section_of(values, "layout"), int(values["data.context"]))
     written = _keys_written(document)
     names = {key.partition(".")[2] for key in written}
-    settings = settings_of(run, frozenset(names | {FIELDS.get(name, name) for name in names}))
+    settings = _settings_of(run, frozenset(names | {FIELDS.get(name, name) for name in names}))
     return StackDecisions(
         settings=settings,
         left_open=_keys_of_stacks() - written,
         notes=(
             *_memory_notes(settings),
-            *software_notes(software, run),
+            *_software_notes(software, run),
             *(() if settings else (f"software = {values['software']} {_CHANGES_NOTHING}",)),
         ),
+        stated=software.release_said or switched,
     )
 
 
-def software_stated(values: Mapping[str, object]) -> bool:
-    """Whether a release is named, or a switch of the stack has a value that is not the default.
-
-    A switch at its default says nothing: files with all defaults filled in have every switch.
-    """
-    return names_a_release(str(values["software"])) or any(
-        values[key] != KEYS[key].default for key in _switches_of_stacks()
+def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context_tokens: int) -> Run:
+    """The run of a scenario as the rules of stacks see it: the columns that a record of it would have."""
+    model, cluster, sharding = found.model, found.cluster, layout["sharding"]
+    config = RunConfig(
+        gpu=cluster.gpu.name,
+        n_gpus=cluster.gpus,
+        gpus_per_node=cluster.node.gpus,
+        year=software.year,
+        framework=software.framework,
+        notes=software.words,
+        model_name=model.name,
+        kv_heads=None if model.latent_attention else model.kv_heads,
+        seq_len=context_tokens,
+        task="lora" if model.frozen else "pretrain",
+        sp=layout["sequence_parallel"],
+        zero_stage="hsdp" if sharding == "zero3" and layout["shard_ranks"] else sharding,
+        **{column: layout[column] for column in ("tp", "pp", "vpp", "cp", "ep", "recompute", "precision")},
+        **{column: getattr(model, name) for column, name in SHAPE.items()},
     )
+    return Run(config, cp_is_planned=config.cp is None)
+
+
+def _software_notes(software: Software, run: Run) -> tuple[str, ...]:
+    """Which release's rules count where the one named is not known, and words after `with` that no rule reads."""
+    notes = []
+    if software.release == str(software.year):
+        notes.append(f"software {software.shown}: of that year {software.known_release} counts")
+    elif software.release != software.known_release:
+        notes.append(
+            f"software {software.shown}: a release that is not known; the rules of {software.known_release} count"
+        )
+    framework = run.config.framework.removesuffix(f" {software.words}")
+    plain = Run(replace(run.config, framework=framework, notes=""), cp_is_planned=run.cp_is_planned)
+    if software.words and all(setting_of(run, switch) == setting_of(plain, switch) for switch in switches()):
+        notes.append(
+            f"software: {software.words!r} changes nothing: no rule reads these words here; "
+            "what the stack was told to do is said by keys of layout"
+        )
+    policies = setting_of(run, "usual_policies")
+    if policies is not None and isinstance(policies.value, tuple):
+        named = f"{software.shown} with remat_policy: "
+        notes.append(
+            f"software {software.shown}: layout.recompute: selective counts as attention alone; there it is one of "
+            f"{', '.join(policies.value)}: say which (software: '{named}{policies.value[-1]}')"
+        )
+    gathered = setting_of(run, "stays_gathered")
+    if gathered is not None:
+        notes.append(f"software {software.shown}: {gathered.words}: layout.sharding counts as zero1")
+    return tuple(notes)
+
+
+def _settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
+    """What the stack sets of a scenario's layout, model and memory, without the switches that are *written* there."""
+    left_alone = written | _NOT_OF_A_SCENARIO
+    found = [
+        setting
+        for setting in fields_set(run, Layout, Model, MemoryOverheads)
+        if setting.switch not in left_alone
+    ]
+    gathered = setting_of(run, "stays_gathered")
+    if gathered is not None:
+        found.append(replace(gathered, switch="sharding", value="zero1"))
+    return tuple(found)
 
 
 def _keys_written(document: Mapping[str, object]) -> frozenset[str]:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.software.facts import COMPUTED, FACTS, Run
@@ -199,6 +200,12 @@ def fields_set(run: Run, *owners: type) -> tuple[Setting, ...]:
     asked = dict.fromkeys((*switches(), *dict(run.config.switches)))
     found = (setting_of(run, switch) for switch in asked if switch in known)
     return tuple(setting for setting in found if setting is not None)
+
+
+def overheads_of(run: Run) -> MemoryOverheads:
+    """What the run's stack keeps in memory: a lean one, but for what its rules say."""
+    said: dict[str, Any] = {setting.switch: setting.value for setting in fields_set(run, MemoryOverheads)}
+    return MemoryOverheads(**said)
 
 
 def settable(owner: type) -> frozenset[str]:

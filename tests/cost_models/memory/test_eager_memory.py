@@ -22,8 +22,8 @@ from hdpsim.cost_models.memory.peak import memory_report, rank_capacity_tokens
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters, stage_contents, stage_layers
-from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import overheads_of
 from hdpsim.experiments.software.seen_columns import RunConfig
 
 LLAMA = Model(

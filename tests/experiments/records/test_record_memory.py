@@ -8,8 +8,8 @@ from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import overheads_of
 from hdpsim.experiments.software.seen_columns import RunConfig
 
 

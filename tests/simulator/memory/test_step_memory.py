@@ -12,8 +12,8 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.peak import refill_s
 from hdpsim.errors import OutOfMemoryError
-from hdpsim.experiments.software.choice import overheads_of
 from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import overheads_of
 from hdpsim.experiments.software.seen_columns import RunConfig
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
 from hdpsim.simulator.step import simulate_step
