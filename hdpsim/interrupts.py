@@ -48,7 +48,7 @@ def exit_code() -> int:
 
 
 def message() -> str:
-    """One word, and the signal where it was not Ctrl-C."""
+    """The message: one word, and the signal where it was not Ctrl-C."""
     last = _State.last or signal.SIGINT
     return "interrupted" if last == signal.SIGINT else f"interrupted ({signal.Signals(last).name})"
 

@@ -87,5 +87,5 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """So many of something whose plural has an s: 1 stage, 2 stages."""
+    """A number of something whose plural has an s: 1 stage, 2 stages."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -50,7 +50,7 @@ class Range:
         return f"{low} to {high}{f' {self.unit}' if self.unit else ''}"
 
     def from_least(self, low: float) -> Range:
-        """The same with another lower end."""
+        """This range with another lower end."""
         return Range(low, self.high, self.unit, self.why)
 
     def complaint(self, value: object) -> str:

@@ -75,7 +75,7 @@ class _CoreLoader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As the base, but not deeper than a configuration is."""
+        """Compose a node as the base does, but not deeper than configurations are."""
         self._depth += 1
         if self._depth > _DEPTH:
             raise _TooDeepError(self.line + 1)

@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def tokens(self) -> Ints:
-        """Of each micro-batch over all its ranks, padding included."""
+        """Tokens of each micro-batch over all its ranks, padding included."""
         tokens: Ints = np.add.reduceat(self.segment_tokens, self.segment_offsets[:-1])
         return tokens if self.padding_tokens is None else tokens + self.padding_tokens
 

@@ -50,7 +50,7 @@ class Step(Protocol):
 
     @property
     def step_s(self) -> float:
-        """Its seconds."""
+        """Seconds of the step."""
 
 
 PlayedT = TypeVar("PlayedT", bound=Step)

@@ -170,7 +170,7 @@ def _filled(report: MemoryReport) -> float:
 
 
 def kind_memory(setup: Setup, plan: Plan, stage: int | None = None) -> tuple[MemoryReport, ...]:
-    """The same for every kind of node."""
+    """Memory that a plan needs on every kind of node."""
     if not isinstance(setup.cluster, MixedCluster):
         most = int(np.diff(plan.order_offsets).max())
         return (_kind_memory(setup, plan, plan.capacity_tokens, most, stage),)
@@ -200,7 +200,7 @@ def kind_notes(setup: Setup, plan: Plan) -> tuple[str, ...]:
 def _kind_memory(
     setup: Setup, plan: Plan, capacity: int, micro_batches: int, stage: int | None, here: Bools | None = None
 ) -> MemoryReport:
-    """Of ranks that are of one kind: all, or those that are *here*."""
+    """Memory of ranks that are of one kind: all, or those that are *here*."""
     longest: int | None = None
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))

@@ -61,7 +61,7 @@ class GpuWork:
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """The seconds of all kinds of work together."""
         return self.matrix_s + self.memory_s + self.communication_s + self.waiting_s
 
 

@@ -218,7 +218,7 @@ def _lean_gradients(model: Model, layout: Layout, moe: bool) -> float:
 
 
 def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
-    """The same of one kernel per operation."""
+    """Forward and backward passes where each operation is a kernel of its own."""
     parts = parts_of(model)
     blocks = 1 if model.parallel_block else parts.blocks
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)

@@ -109,7 +109,7 @@ class Layout(Checked):
             object.__setattr__(self, name, group)
 
     def with_groups(self, **groups: Group) -> Layout:
-        """This layout with other groups, which are fine as they are."""
+        """This layout with other groups, which are not checked again."""
         new = object.__new__(Layout)
         for name in GROUPS:
             object.__setattr__(new, name, groups.get(name, getattr(self, name)))

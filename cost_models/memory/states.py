@@ -33,7 +33,7 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """All states on the GPU, while layers run."""
+        """All states on the GPU while layers run."""
         return self.weights + self.gradients + self.optimizer + self.gathered
 
 

@@ -394,7 +394,7 @@ def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
 
 
 def pat_latency_s(wires: Wires, base_factor: float, network_factor: float) -> float:
-    """Its latency part, NCCL's constants scaled."""
+    """The latency part of PAT, with NCCL's constants scaled."""
     step_s = SIMPLE.tree_network_step_s * network_factor + 2 * wires.propagation_s
     steps_s = int(math.log2(wires.nodes)) * step_s / _PAT_NETWORK_DIVISOR
     return _PAT_BASE_S * base_factor + _PAT_RANK_S * wires.ranks + steps_s

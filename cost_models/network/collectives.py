@@ -266,7 +266,7 @@ class Collectives:
     def half_options(
         self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False
     ) -> dict[str, Floats]:
-        """The same for an all-gather or a reduce-scatter."""
+        """The algorithms for an all-gather or a reduce-scatter, and their seconds."""
         wires = self.wires(group)
         half_s = partial(ring_half_s, in_place=in_place)
         options = {f"ring {one.name}": half_s(bytes_total, wires, one) for one in self._protocols}

@@ -223,7 +223,7 @@ class Links:
         return replace(self, capacity_bytes_per_s=capacity)
 
     def names(self) -> list[str]:
-        """Of all links, by number."""
+        """Names of all links, by number."""
         return [self.name(number) for number in range(len(self))]
 
     def of_kind(self, kind: LinkKind) -> slice:
@@ -331,6 +331,6 @@ def _host_links(node: Node) -> int:
 
 
 def _layer(switches: int, total_bytes_per_s: float, up_link_bytes_per_s: float) -> _Layer:
-    """As many up-links of a switch as its total rate needs, equal ones."""
+    """The layer of switches that have as many equal up-links as their total rate needs."""
     bins = max(1, round(total_bytes_per_s / up_link_bytes_per_s)) if switches else 1
     return _Layer(switches=switches, bins=bins, capacity_bytes_per_s=total_bytes_per_s / bins)

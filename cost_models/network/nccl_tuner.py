@@ -250,7 +250,7 @@ class Tuner:
 
     @cached_property
     def half(self) -> dict[str, CollectiveTime]:
-        """The same of an all-gather or a reduce-scatter."""
+        """What NCCL picks for an all-gather or a reduce-scatter."""
         rings = {f"ring {protocol.name}": self._ring(protocol, 1) for protocol in PROTOCOLS}
         nominal_s = pat_latency_s(self.wires, base_factor=1.0, network_factor=1.0)
         return rings | {"PAT": CollectiveTime(nominal_s, 1.0, 0.75 * self.wires.ring_bytes_per_s)}

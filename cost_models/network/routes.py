@@ -26,7 +26,7 @@ class RouteBuilder:
         self.share: list[Floats] = []
 
     def add(self, kind: LinkKind, flow: Ints, index: Ints, share: float = 1.0) -> None:
-        """One link of a kind for each of these flows."""
+        """Add one link of a kind to each of these flows."""
         self.flow.append(flow)
         self.link.append(self.links.first[kind] + index)
         self.share.append(np.full(len(flow), share))

@@ -169,7 +169,7 @@ _known_rules: dict[type, tuple[_Rule, ...]] = {}
 
 
 def _rules(kind: type) -> tuple[_Rule, ...]:
-    """Of a class of checked values, in the order of its fields."""
+    """The rules of a class of checked values, in the order of its fields."""
     rules = _known_rules.get(kind)
     if rules is None:
         hints = get_type_hints(kind, include_extras=True)

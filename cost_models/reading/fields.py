@@ -80,7 +80,7 @@ class Fields:
         return default
 
     def take(self, *names: str) -> None:
-        """These keys are known, whatever they hold."""
+        """Mark these keys as known, whatever they hold."""
         self._taken += names
 
     def _refuse(self, name: str, text: str, stand_in: V) -> V:

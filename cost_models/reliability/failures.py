@@ -63,7 +63,7 @@ class FailureProfile:
 
     @property
     def unplanned(self) -> FailureProfile:
-        """The same without planned interruptions."""
+        """This profile without planned interruptions."""
         return replace(self, causes=tuple(c for c in self.causes if c.detection != "planned"))
 
 

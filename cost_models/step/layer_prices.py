@@ -137,7 +137,7 @@ class LayerPrices:
         return self._mean(kind, narrow_s, self._wide.host_s(kind, backward=backward))
 
     def _mean(self, kind: LayerKind, narrow: V, wide: V) -> V:
-        """Of a kind's layers in the layout's format, and of those in 16 bits."""
+        """The mean over a kind's layers: those in the layout's format, and those in 16 bits."""
         share = self._wide_shares[kind]
         return (1.0 - share) * narrow + share * wide
 

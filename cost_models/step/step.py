@@ -225,7 +225,7 @@ class _Sharers(NamedTuple):
 
 
 def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:
-    """Of dense parameters and of experts, where there are any."""
+    """The groups that share dense parameters and, where there are any, experts."""
     parallel = cost.layout.parallel
     trained = [trained_per_gpu(cost.model, cost.layout, stage) for stage in range(parallel.pp)]
     dense, experts = np.array([(part.dense, part.experts) for part in trained], dtype=np.float64).T
@@ -280,7 +280,7 @@ def _gather_s(cost: MicroBatchCost, parameters: Floats, group: GroupShape) -> Fl
 
 
 def _matrices_of_a_layer(model: Model, layout: Layout) -> float:
-    """Of the usual kind; of a hybrid the mean."""
+    """Matrices of a layer of the usual kind; in a hybrid the mean of all layers."""
     kinds = layer_counts(model) if model.layer_pattern else ((LayerKind(bool(model.experts)), model.layers),)
     total = 0
     for kind, count in kinds:

@@ -101,7 +101,7 @@ class StepTraffic:
     expert_ranks: tuple[int, int] = (1, 1)
 
     def repeated(self, count: int) -> StepTraffic:
-        """Of *count* micro-batches that are all like the first."""
+        """The traffic of *count* micro-batches that are all like the first."""
 
         def times(once: Floats) -> Floats:
             return np.broadcast_to(once[..., :1], (*once.shape[:-1], count))

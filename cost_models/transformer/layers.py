@@ -343,7 +343,7 @@ def _mamba(model: Model) -> tuple[Matrix, ...]:
 
 
 def _latent_projections(model: Model) -> tuple[Matrix, ...]:
-    """To the width in which tokens travel to their experts, and back."""
+    """The projections to the width in which tokens travel to their experts, and back."""
     latent = model.expert_latent
     if not latent:
         return ()

@@ -78,12 +78,12 @@ class StageContents:
 
     @property
     def attention_layers(self) -> int:
-        """Those with attention."""
+        """Number of layers with attention."""
         return sum(count for kind, count in self.by_kind if kind.attends)
 
     @property
     def expert_layers(self) -> int:
-        """Those with routed experts."""
+        """Number of layers with routed experts."""
         return sum(count for kind, count in self.by_kind if kind.has_experts)
 
     @property
@@ -99,7 +99,7 @@ class StageContents:
         return tuple((kind, 1) for kind, _ in sorted(self.by_kind, key=lambda each: -each[1])[:1])
 
     def with_prediction(self, model: Model) -> KindCounts:
-        """The same with the layers of multi-token prediction that sit here."""
+        """These contents with the layers of multi-token prediction that sit here."""
         if not self.mtp_layers:
             return self.by_kind
         counts = dict(self.by_kind)
@@ -312,7 +312,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
 
 @lru_cache(maxsize=4096)
 def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]) -> StageParameters:
-    """See parameters_per_gpu: of a stage that holds these chunks."""
+    """Parameters of a stage that holds these chunks; see parameters_per_gpu."""
     dense = experts = matrices = largest = 0
     vocabulary = vocabulary_shard(model, layout)
     for part in held:

@@ -116,7 +116,7 @@ class Stretches(NamedTuple):
     """Of the others, by name."""
 
     def of(self, source: str) -> float:
-        """Of a run of that source; an empty name is a new source."""
+        """The stretch for a run of that source; an empty name is a new source."""
         return self.known.get(source, self.new)
 
 
@@ -144,7 +144,7 @@ class Residuals:
         self.stretches = self._stretches() if stretches is None else stretches
 
     def distances(self, features: Features) -> Floats:
-        """Of every record from a run."""
+        """How far every record is from a run."""
         square = np.zeros(len(self.features))
         for name, scale in CONTINUOUS.items():
             square += ((self._numbers[name] - log2(getattr(features, name))) / scale) ** 2
@@ -201,7 +201,7 @@ class Residuals:
 
     @cached_property
     def needed_new(self) -> Floats:
-        """The same where all records of its source are left out."""
+        """What each record needs where all records of its source are left out."""
         return self.needed(self.sources)
 
     def needed(self, groups: NDArray[np.str_]) -> Floats:

@@ -65,7 +65,7 @@ def margins() -> dict[str, Any]:
 
 @cache
 def shipped_fit() -> MemoryFit:
-    """Of published runs and of a grid of runs of which many ran out of memory."""
+    """The fit to published runs and to a grid of runs of which many ran out of memory."""
     return MemoryFit(**margins()["fits"])
 
 

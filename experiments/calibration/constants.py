@@ -65,7 +65,7 @@ class Prior:
     doubt: NDArray[np.float64]
 
     def of(self, places: Sequence[int]) -> Prior:
-        """Of some of them."""
+        """What is known of some of the constants."""
         return Prior(centre=self.centre[list(places)], doubt=self.doubt[list(places)])
 
 

@@ -125,7 +125,7 @@ def plan_values(
     *,
     known: CampaignPlan | None = None,
 ) -> CampaignPlan:
-    """The same with these values of the `campaign` section.
+    """This plan with these values of the `campaign` section.
 
     *known* is a plan of the same scenario that differs in one value, not in `step` or `straggler_factor`: what was
     simulated for it is taken from there.

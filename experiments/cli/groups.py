@@ -36,7 +36,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but for a command that there is not."""
+        """Find a command as click does; a command that does not exist gets a message of our own."""
         name, known = str(args[0]), self.list_commands(ctx)
         if name in known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)

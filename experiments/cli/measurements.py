@@ -110,7 +110,7 @@ class _Papers(Commands):
     """A command for every paper whose data are in experiments/data/papers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
+        """Names of all papers."""
         from hdpsim.experiments.papers.folder import paper_names
 
         return list(paper_names())

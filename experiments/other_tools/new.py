@@ -43,7 +43,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One of the five.
+    """One of the five questions.
 
     Attributes:
         options: what answers it on the command line.

@@ -180,7 +180,7 @@ class _Script:
         self._reasons: list[str] = []
 
     def run(self, words: list[_Word]) -> None:
-        """One statement."""
+        """Read one statement."""
         first = words[0].raw
         if first in _OPENS:
             self._blocks.append(words[0].line)

@@ -80,7 +80,7 @@ class Column(Generic[Row]):
         return value if isinstance(value, str) else format(value, self.format)
 
     def below(self, part: Callable[[Other], Row]) -> Column[Other]:
-        """The same column of rows that have such a row as a *part*."""
+        """This column for rows that have such a row as their *part*."""
         return replace(cast("Column[Any]", self), value=lambda row: self.of(part(row)))
 
     def data(self, row: Row) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Table(Generic[Row]):
         )
 
     def markdown(self) -> str:
-        """The same as a table of Markdown, below its title."""
+        """The table in Markdown, below its title."""
         return "\n".join([markdown(self.drawn()), *(("", *self.notes) if self.notes else ())])
 
 
@@ -173,7 +173,7 @@ class OutputFile:
 
     @property
     def is_figure(self) -> bool:
-        """It has no ending."""
+        """Whether it is a figure, whose name has no ending."""
         return PurePosixPath(self.name).suffix == ""
 
 

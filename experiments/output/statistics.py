@@ -43,7 +43,7 @@ class Estimate:
         return (self.lowest, self.highest) if self.count > 1 else None
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in another unit; *factor* is positive."""
+        """This estimate in another unit; *factor* is positive."""
         half_width = None if self.half_width is None else self.half_width * factor
         return replace(
             self,
@@ -113,7 +113,7 @@ def ratio_of_sums(
 
 
 def _half_width(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Of the interval of a mean, by Student's t."""
+    """Half the width of the interval of a mean, by Student's t."""
     count = len(values)
     return t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
 

@@ -72,7 +72,7 @@ class PaperFolder:
 
     @property
     def name(self) -> str:
-        """As `hdpsim reproduce` calls the paper."""
+        """The name by which `hdpsim reproduce` calls the paper."""
         return self.path.name
 
     @property

@@ -290,5 +290,5 @@ def of_place(
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """One over the other; None where either is missing or nothing."""
+    """One figure over the other; None where either is missing or 0."""
     return value / base if value and base else None

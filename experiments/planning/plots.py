@@ -14,7 +14,7 @@ Points = tuple[list[float], list[float]]
 
 
 def plot_front(every: Points, front: Points, best: Points) -> Figure:
-    """All candidates, those that no other beats, and the best."""
+    """Plot all candidates, those that no other beats, and the best."""
     with figure_and_axes(7.0, 4.4) as (figure, (axes,)):
         axes.plot(*every, "o", color="#BBBBBB", markersize=4, label="replayed")
         axes.plot(*front, "o-", color=PALETTE[0], markersize=5, linewidth=1, label="Pareto front")

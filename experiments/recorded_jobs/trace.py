@@ -242,7 +242,7 @@ def _check_degrees(job: RecordedJob, path: Path, meta: Path) -> None:
 
 
 def _check_column(path: Path, column: str, values: Ints, which: Bools, size: int, told: str) -> None:
-    """Of *which* rows all numbers lie below *size*, and every one appears."""
+    """Check that all numbers of *which* rows lie below *size*, and that every one appears."""
     outside = which & ((values < 0) | (values >= size))
     _refuse(path, outside, lambda row: f"{column} is {values[row]}, but {told}")
     absent = np.setdiff1d(np.arange(size), values[which])

@@ -166,7 +166,7 @@ def measured_step_s(config: RunConfig, prepared: PreparedRun, measured: Measured
 
 
 def _peak_tflops(prepared: PreparedRun) -> float:
-    """Of matrix products in the run's format."""
+    """The GPU's peak for matrix products in the run's format."""
     setup = prepared.setup
     unit = matrix_unit(setup.cluster.gpu, setup.calibration, setup.layout.precision.products)
     return unit.peak_flop_per_s / TERA

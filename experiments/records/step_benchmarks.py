@@ -97,7 +97,7 @@ class Benchmark:
         return balanced_packs(lengths, share**2 + share, replicas, most), degree
 
     def settings(self, step: MeasuredStep) -> str:
-        """How it was run, in words."""
+        """How the step was run, in words."""
         shared = f" cp{self._degree(step)}" if self._balanced(step) else ""
         return f"{step.columns['mode']} dp{step.whole_number('dp_size')}{shared}"
 

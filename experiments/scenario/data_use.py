@@ -42,14 +42,14 @@ class LongSequences:
     def of(
         cls, batches: Iterable[GlobalBatch], context_tokens: int, policy: LongSequencePolicy
     ) -> LongSequences:
-        """Of the sequences that *batches* were made of."""
+        """What became of the sequences that *batches* were made of."""
         found = cls(context_tokens=context_tokens, policy=policy, tokens=0, long_tokens=0, sequences=0)
         for batch in batches:
             found = found.with_batch(batch)
         return found
 
     def with_batch(self, batch: GlobalBatch) -> LongSequences:
-        """The same with one more batch."""
+        """This count with one more batch."""
         lost = batch.dropped_tokens + batch.truncated_tokens
         long = batch.chunked_sequences + batch.truncated_sequences + batch.dropped_sequences
         return replace(
@@ -61,7 +61,7 @@ class LongSequences:
 
     @property
     def share(self) -> float:
-        """Of the tokens."""
+        """Share of the tokens in sequences longer than the context."""
         return self.long_tokens / self.tokens if self.tokens else 0.0
 
     @property

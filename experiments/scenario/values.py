@@ -89,7 +89,7 @@ class Key:
 
     @property
     def described(self) -> str:
-        """What it means, and what it needs to have an effect."""
+        """What the key means, and what it needs to have an effect."""
         return self.meaning + (f" Needs {', '.join(self.needs)}." if self.needs else "")
 
     def dump(self, value: object) -> object:

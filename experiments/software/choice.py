@@ -38,7 +38,7 @@ class Software:
 
     @property
     def shown(self) -> str:
-        """As a scenario writes it."""
+        """The choice as a scenario writes it."""
         return f"{self.name} {self.release}"
 
 

@@ -77,7 +77,7 @@ _SOURCES = shipped("experiments/data/records/sources.yaml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One sentence about a stack.
+    """What a stack does with one switch, when, and who says so.
 
     Attributes:
         switch: a switch of Layout, a field of Model or MemoryOverheads, or a reading that other code asks for by name.

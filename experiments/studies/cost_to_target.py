@@ -239,12 +239,12 @@ class Target:
 
     @property
     def gpu_hours(self) -> float:
-        """All GPUs, all the time."""
+        """GPU-hours of all GPUs over the whole time."""
         return self.seconds.mean / HOUR_S * self.costs.gpus
 
     @property
     def usd(self) -> float | None:
-        """Their typical price; None where it is unknown."""
+        """Dollars at the typical price; None where it is unknown."""
         hourly = self.costs.price.usd_per_hour
         return None if hourly is None else self.gpu_hours * hourly
 
@@ -255,7 +255,7 @@ class Target:
 
     @property
     def words(self) -> str:
-        """All of it in one line."""
+        """The whole cost in one line."""
         usd = self.costs.usd(self.tokens)
         cost = "cost unknown" if usd is None or self.usd is None else usd_words(self.usd)
         if usd is not None and usd["low"] < usd["high"]:

@@ -60,7 +60,7 @@ class Point:
 
     @property
     def outcome(self) -> Outcome:
-        """How it did."""
+        """What the strategy did on so many GPUs."""
         return self.variant.outcome
 
     @property

@@ -191,7 +191,7 @@ def sweep_document(run: SweepRun, store: str) -> Document:
 
 
 def _band(run: SweepRun) -> str:
-    """Of all cells together."""
+    """One band for all cells together."""
     ends = [
         [found["fidelity"][f"step_s_{end}"] / found["step_s"]["mean"] for end in ("p10", "p90")]
         for result in run.results

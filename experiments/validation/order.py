@@ -84,7 +84,7 @@ def error_summary(errors: Iterable[float | None]) -> Mapping[str, float | int | 
 
 
 def signed_summary(errors: Iterable[float | None]) -> dict[str, Any]:
-    """The same, and the median of the errors with their signs."""
+    """The summary, and the median of the errors with their signs."""
     known = [error for error in errors if error is not None]
     return {**error_summary(known), "median_error": median(known)}
 

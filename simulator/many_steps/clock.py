@@ -78,7 +78,7 @@ class RunStep:
 
     @property
     def waited_s(self) -> float:
-        """All it waited for."""
+        """Seconds of everything that the step waited for."""
         return self.wait_data_s + self.wait_plan_s + self.wait_checkpoint_s + self.wait_host_memory_s
 
     @property
@@ -368,7 +368,7 @@ class Run:
         return _Running(first_ended, all_ended, ends_s, ended)
 
     def _play(self, step: PreparedStep) -> StepPlay | None:
-        """Who plays the step in this environment; None: it was played beforehand."""
+        """The play of the step in this environment; None: it was played beforehand."""
         if step.hosted is not None:
             return HostedStep(step.hosted, self._env)
         if step.flowing is not None and self._network is not None:

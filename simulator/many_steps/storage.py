@@ -152,7 +152,7 @@ class StorageOnNics:
 
 
 def with_storage(links: Links, bytes_per_s: float) -> Links:
-    """The same links, the storage with that rate."""
+    """These links with another rate of the storage."""
     capacity = links.capacity_bytes_per_s.copy()
     capacity[links.first["storage"]] = bytes_per_s
     return replace(links, capacity_bytes_per_s=capacity)

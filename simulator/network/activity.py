@@ -106,7 +106,7 @@ class Running:
         self.alarm_s = math.inf
 
     def set_rate(self, rate: float, now_s: float) -> None:
-        """From now on it has this one."""
+        """Change its rate from now on."""
         self.left_bytes = max(0.0, self.left_bytes - self.rate * (now_s - self.since_s))
         self.since_s, self.rate = now_s, rate
         self.end_s = now_s + self.left_bytes / rate if rate > 0 else math.inf

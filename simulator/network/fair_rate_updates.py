@@ -49,7 +49,7 @@ class FairSharing:
         return list(zip(chosen, solved.rate, solved.stopped_by, strict=True))
 
     def stop(self, one: Running, link: int) -> None:
-        """From now on this link keeps it from being faster; -1: none does."""
+        """Note the link that keeps an activity from being faster from now on; -1: none does."""
         if link == one.stopped_by:
             return
         if one.stopped_by >= 0:
@@ -92,5 +92,5 @@ class FairSharing:
         return wrong
 
     def _around(self, solved: Solved) -> list[Running]:
-        """Everybody on its links."""
+        """All activities on the links of what was solved."""
         return [one for link in solved.carried for one in self._use.users(link)]

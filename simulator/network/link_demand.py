@@ -46,7 +46,7 @@ class LinkUse:
         self.users = self._users.on  # (link): who is on it, with how many flows
 
     def add(self, one: Running) -> bool:
-        """It wants its links from now on; whether all of them stay calm."""
+        """Add what an activity wants of its links; return whether all of them stay calm."""
         self._users.add(one)
         activity = one.activity
         links = activity.pattern.links
@@ -56,7 +56,7 @@ class LinkUse:
         return not _any(demand > self._room[links])
 
     def remove(self, one: Running) -> bool:
-        """It has left its links; whether all of them were calm."""
+        """Take an activity off its links; return whether all of them were calm."""
         self._users.remove(one)
         activity = one.activity
         links = activity.pattern.links
@@ -68,7 +68,7 @@ class LinkUse:
         return not _any(self._room[links] == CROWDED)
 
     def change_rate(self, one: Running, rate: float) -> None:
-        """It moves that much instead of what it moved."""
+        """Note another rate of an activity."""
         pattern = one.activity.pattern
         self._lacking[pattern.links] += pattern.flows * (one.rate - rate)
 

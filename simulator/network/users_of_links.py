@@ -40,7 +40,7 @@ class Users:
         self._idle = 0  # listed patterns that nobody uses
 
     def add(self, one: Running) -> None:
-        """It uses its links from now on."""
+        """Add an activity to the users of its links."""
         pattern = one.activity.pattern
         if len(pattern.links) > MANY:
             wide = self._wide.get(pattern)
@@ -58,7 +58,7 @@ class Users:
         running[one] = None
 
     def remove(self, one: Running) -> None:
-        """It has left them."""
+        """Take an activity off its links."""
         pattern = one.activity.pattern
         if len(pattern.links) > MANY:
             wide = self._wide[pattern]
@@ -74,7 +74,7 @@ class Users:
                 self._forget_idle()
 
     def on(self, link: int) -> dict[Running, float]:
-        """Who is on a link, with how many flows."""
+        """Activities on a link, with the number of their flows."""
         users = {one: flows for running, flows in self._on.get(link, ()) for one in running}
         for wide in self._wide.values():
             flows = wide.flows_on(link)

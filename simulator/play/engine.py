@@ -301,7 +301,7 @@ class StepPlay:
         return operation
 
     def _start(self, operation: Operation) -> None:
-        """All parties are there or, for the input, known to come."""
+        """Start an operation: all parties are there or, for its input, known to come."""
         number, now_s = operation.number, self._env.now
         start_s = max(now_s, self._input_s[number])
         self._start_s[number] = start_s

@@ -21,7 +21,7 @@ def has_common_slots(plan: Plan) -> bool:
 
 
 def in_common_slots(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The same micro-batches on the same ranks, the longest first.
+    """The plan with the same micro-batches on the same ranks, the longest first.
 
         for every micro-batch, by falling time: the first slot that is free on all its ranks
 

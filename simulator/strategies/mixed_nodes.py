@@ -186,7 +186,7 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
 
 
 def _shares(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints]) -> str:
-    """Who got how much of the batch."""
+    """The share of the batch that each kind got."""
     total = int(problem.lengths.sum())
     shares = [
         f"{int(problem.lengths[part].sum()) / total:.1%} of the tokens to {ranks} ranks of {cost.cluster.gpu.name}"

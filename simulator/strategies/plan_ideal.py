@@ -77,7 +77,7 @@ class _LateGroup:
     """No more than on this size or any between it and the one before."""
 
     def work_by_s(self, step_s: float) -> float:
-        """Their work if all are through in *step_s*."""
+        """Work of the long sequences if all are through in *step_s*."""
         in_time = self.through_s <= step_s
         first = in_time.argmax(axis=1)
         row = np.arange(len(first))

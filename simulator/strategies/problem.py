@@ -178,7 +178,7 @@ class PlanningProblem:
         return work_s if self.error is None else work_s * self.error.factors(lengths)
 
     def true_piece_s(self, lengths: ArrayLike) -> Floats:
-        """The same without the error of estimates."""
+        """Seconds that a sequence adds to a micro-batch, without the error of estimates."""
         tokens = np.asarray(lengths, dtype=np.float64)
         ones = np.ones_like(tokens)
         return np.asarray(

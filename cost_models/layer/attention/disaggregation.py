@@ -167,7 +167,7 @@ class _Pieces:
 
     @property
     def pairs(self) -> Floats:
-        """Of queries and keys, per piece."""
+        """Pairs of queries and keys of each piece."""
         return np.asarray(self.rows * (self.length + 1.0))
 
     def balance(self, widths: Widths, tolerance: float) -> None:

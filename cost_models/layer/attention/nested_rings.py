@@ -34,7 +34,7 @@ class Nest(NamedTuple):
 
     @classmethod
     def by_heads(cls, group_size: Floats, tier: Ints, per_node: int, heads: int) -> Nest:
-        """As many of them as can share the heads of a GPU evenly, and the rest."""
+        """Cut the ranks into those that can share the heads of a GPU evenly, and the rest."""
         sizes = cls.by_node(group_size, tier, per_node).inner
         inner = np.array([math.gcd(int(size), heads) for size in np.ravel(sizes)], dtype=np.float64)
         inner = inner.reshape(np.shape(sizes))

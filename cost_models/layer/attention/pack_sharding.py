@@ -21,7 +21,7 @@ class Cut(NamedTuple):
 
     @property
     def share(self) -> Floats:
-        """Of its group that holds it."""
+        """Share of its group's ranks that hold each document."""
         return self.ranks / self.group_size
 
     def where(self, here: Bools, other: Cut) -> Cut:

@@ -34,7 +34,7 @@ class AttentionHeads(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, layout: Layout) -> AttentionHeads:
-        """Of a model cut by a layout's tensor parallelism."""
+        """The heads of a model that is cut by a layout's tensor parallelism."""
         heads, latent = model.heads / layout.parallel.tp, model.latent_attention
         kv_heads = heads if latent else max(1.0, model.kv_heads / layout.parallel.tp)
         kv_width = 2.0 * kv_heads * model.head_dim

@@ -94,17 +94,17 @@ class _Money:
         return self.price.note
 
     def usd_per_day(self, seconds: float) -> float | None:
-        """Of so many seconds in every step."""
+        """Dollars a day of so many seconds in every step."""
         return None if self._per_s is None else self._per_s * DAY_S * seconds / self._step_s
 
     def usd(self, seconds: float) -> float | None:
-        """Of so many seconds in every step until all tokens are trained on."""
+        """Dollars of so many seconds in every step until all tokens are trained on."""
         if self._per_s is None or self._training_s is None:
             return None
         return self._per_s * self._training_s * seconds / self._step_s
 
     def words(self, seconds: float) -> str:
-        """Both, as far as they are known."""
+        """Both amounts in words, as far as they are known."""
         daily, until = self.usd_per_day(seconds), self.usd(seconds)
         if daily is None:
             return ""
@@ -152,7 +152,7 @@ def _together_words(checked: Checked, spent: _Money) -> str:
 
 
 def _table(checked: Checked, spent: _Money) -> Table[Finding]:
-    """All findings; people see those of a waste."""
+    """The table of all findings; people see those that waste something."""
     base = checked.trials.base
 
     def change(finding: Finding) -> list[str] | None:
@@ -185,7 +185,7 @@ def _table(checked: Checked, spent: _Money) -> Table[Finding]:
 
 
 def _memory(checked: Checked) -> list[MemoryReport]:
-    """Of every stage, for the batch that needs most."""
+    """Memory of every stage, for the batch that needs most."""
     base = checked.trials.base
     assert base.setup is not None
     fullest = max(base.results, key=lambda result: result.memory.total_bytes)

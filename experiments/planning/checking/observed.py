@@ -42,7 +42,7 @@ class Observed:
         return cls(trials=trials, account_s=trials.base.account_s(), values=settings(trials.base.setup))
 
     def changed(self, overrides: Overrides) -> Observed:
-        """The same of the first batch's step with these changes, which can run."""
+        """What is seen of the first batch's step with these changes, which can run."""
         trials = self.trials
         return Observed.of(
             Trials(scenario=trials.scenario, drawn=trials.drawn, base=trials.on_first(overrides))
@@ -127,7 +127,7 @@ class Observed:
 
     @property
     def degrees(self) -> str:
-        """Of the pipeline, and its schedule."""
+        """Degrees and schedule of the pipeline."""
         parallel, pipeline = self.setup.layout.parallel, self.setup.layout.pipeline
         chunks = f" of {pipeline.vpp} chunks" if pipeline.vpp > 1 else ""
         return f"{parallel.pp} stages{chunks}, schedule {pipeline.schedule}"
@@ -140,7 +140,7 @@ class Observed:
 
     @property
     def layers(self) -> list[int]:
-        """Of every stage."""
+        """Layers of every stage."""
         return [sum(chunks) for chunks in stage_layers(self.setup.model, self.setup.layout)]
 
     @property
@@ -151,7 +151,7 @@ class Observed:
 
     @property
     def stages(self) -> int:
-        """Of the pipeline."""
+        """Stages of the pipeline."""
         return len(self.layers)
 
     @property
@@ -246,7 +246,7 @@ class Observed:
 
     @property
     def padded_share(self) -> float:
-        """Of the packs of the first batch."""
+        """Share of padding in the packs of the first batch."""
         padded = self.first.plan.padding_tokens
         pad = 0.0 if padded is None else float(padded.sum())
         return pad / (pad + self.first.tokens)
@@ -258,7 +258,7 @@ class Observed:
 
     @property
     def groups(self) -> int:
-        """Of ranks that share out the packs."""
+        """Groups of ranks to which packs are dealt."""
         return self.setup.ranks // self.first.largest_group
 
     @property

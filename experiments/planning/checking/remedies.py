@@ -83,7 +83,7 @@ def other_meshes(observed: Observed) -> Iterator[Changes]:
 
 
 def longer_packs(observed: Observed) -> Iterator[Changes]:
-    """Of sequences of stated lengths more in a pack."""
+    """More sequences of stated lengths in a pack."""
     lengths = observed.trials.scenario.data.lengths_tokens
     for count in (2, 4, 8) if lengths is not None else ():
         yield {"data.context": f"{max(lengths or ()) * count} tokens"}

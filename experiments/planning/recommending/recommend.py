@@ -159,13 +159,13 @@ class _OneType:
     budget_s: float | None
 
     def kept(self) -> TypeResult:
-        """With the scenario's own layout."""
+        """Answer with the scenario's own layout."""
         sizing = self._sizing((), self._sized(self.scenario.cluster.gpus))
         offer = self._offer(sizing, self._guess())
         return self._result(sizing, offer, OWN_LAYOUT)
 
     def searched(self) -> TypeResult:
-        """With the layouts that searches find for the numbers of GPUs that come up."""
+        """Answer with the layouts that searches find for the numbers of GPUs that come up."""
         until_s = math.inf if self.budget_s is None else time.monotonic() + self.budget_s / SEARCHING
         gpus, first = self._first_layouts()
         found, complete = first.best, first.complete
@@ -312,7 +312,7 @@ class _OneType:
         return search(sized, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds)
 
     def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
-        """With the degrees that the scenario has and the candidate does not change."""
+        """The candidate, with the degrees of the scenario that it does not change."""
         return Candidate(
             changes=tuple({**dict(_degrees(self._sized(gpus))), **dict(candidate.changes)}.items())
         )

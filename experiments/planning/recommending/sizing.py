@@ -63,12 +63,12 @@ class Offer:
 
     @property
     def days(self) -> float:
-        """The same in days."""
+        """How long it takes, in days."""
         return self.seconds.mean / DAY_S
 
     @property
     def memory(self) -> MemoryReport:
-        """Of the fullest stage."""
+        """Memory of the fullest stage."""
         return _memory(self.scenario, self.study.plan)
 
     @property

@@ -21,7 +21,7 @@ class Means:
         self._all = (0.0, 0)
 
     def add(self, key: object, value: float) -> None:
-        """One more."""
+        """Count one more value of a key."""
         total, count = self._sums.get(key, (0.0, 0))
         self._sums[key] = total + value, count + 1
         self._all = self._all[0] + value, self._all[1] + 1
@@ -32,13 +32,13 @@ class Means:
         return total / count
 
     def drawn(self, key: object, towards: float) -> float:
-        """The same, as if one more had been seen."""
+        """The mean of a key as if *towards* had been seen once more."""
         total, count = self._sums.get(key, (0.0, 0))
         return (total + towards) / (count + 1)
 
     @property
     def overall(self) -> float:
-        """Of all; 0 where there are none."""
+        """The mean of all values; 0 where there are none."""
         return self._all[0] / max(1, self._all[1])
 
     @property

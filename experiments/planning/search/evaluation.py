@@ -292,7 +292,7 @@ class Ready:
         self._setups: dict[Changes, Setups] = {}
 
     def setups(self, site: Changes) -> Setups:
-        """Of the candidates on so many GPUs of a type."""
+        """Setups of the candidates on so many GPUs of a type."""
         if site not in self._setups:
             self._setups[site] = Setups(self._scenario, site)
         return self._setups[site]
@@ -312,6 +312,6 @@ def _ready(key: _Key) -> Ready:
 
 
 def ready(question: Question) -> Ready:
-    """The same object for all tasks of a question."""
+    """What all tasks of a question share, worked out once."""
     scenario = question.scenario
     return _ready(_Key(question, (scenario.resolved_json, scenario.folder, question.batches)))

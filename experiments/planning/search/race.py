@@ -104,7 +104,7 @@ class Waiting:
         return self._count
 
     def add(self, entry: Entry) -> None:
-        """One more."""
+        """Add a candidate."""
         heap = self._heaps.setdefault((entry.family, entry.kind, entry.twin), [])
         self._count, self._added = self._count + 1, self._added + 1
         heappush(heap, (entry.guess_s, self._added, entry))

@@ -180,7 +180,7 @@ def _own(question: Question, found: Found) -> None:
 
 
 def _detailed(question: Question, one: Evaluated) -> Evaluated:
-    """The same with its accounts and its lower bound, where it was only priced."""
+    """The result with its accounts and its lower bound, where it was only priced."""
     if one.accounts:
         return one
     bounds_s = bounds_of(one.setup, ready(question).lengths)

@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """As `--set` takes them."""
+        """The changes as `--set` takes them."""
         return tuple(f"{key}={_written(value)}" for key, value in self.changes)
 
     def value(self, key: str, default: object = None) -> object:

@@ -138,7 +138,7 @@ class LongPredictor:
         return replace(found, value=values[metric])
 
     def _speedup(self, found: LongPrediction, source: Source, row: LongRow) -> LongPrediction:
-        """Of "one / other": the other's seconds over the one's."""
+        """The ratio of "one / other": the other's seconds over the one's."""
         names = [name.strip() for name in row.text("strategy").split("/")]
         if len(names) != 2:
             raise InfeasibleError("speedup_x: expected two systems, written as one / other")

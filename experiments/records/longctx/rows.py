@@ -75,7 +75,7 @@ class LongRow:
         return int(value)
 
     def needed(self, column: str) -> int:
-        """The same where the row cannot do without it.
+        """The number of a column that the row cannot do without.
 
         Raises:
             InfeasibleError: the cell is empty, or no whole number.

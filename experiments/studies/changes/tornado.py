@@ -128,7 +128,7 @@ class Tornado:
 
     @property
     def with_effect(self) -> tuple[Moved, ...]:
-        """Those that move the throughput, or cannot be moved at all."""
+        """The inputs that move the throughput, or cannot be moved at all."""
         return tuple(one for one in self.moved if one.effect > NO_EFFECT or one.reasons)
 
 

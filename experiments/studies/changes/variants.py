@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def costs(self) -> CostOptions:
-        """How its money and energy are counted."""
+        """How money and energy of the variant are counted."""
         return CostOptions() if self.scenario is None else self.scenario.costs
 
     @property
@@ -129,5 +129,5 @@ def data_lines(variants: Iterable[Variant]) -> tuple[str, ...]:
 
 
 def data_json(variant: Variant) -> dict[str, Any] | None:
-    """The same of one variant as JSON data."""
+    """How one variant uses its data, as JSON data."""
     return None if variant.drawn is None else variant.drawn.use.document()

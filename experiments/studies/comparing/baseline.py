@@ -31,7 +31,7 @@ class Tried:
 
     @property
     def step_s(self) -> float | None:
-        """None when it cannot run."""
+        """Seconds of a step; None when it cannot run."""
         return self.outcome.results[0].step_s if self.outcome.results else None
 
     @property

@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def mfu_full(self) -> float:
-        """The same, counting the full attention square."""
+        """MFU, counting the full attention square."""
         return float(np.average(self._each("mfu_full"), weights=self._each("step_s")))
 
     def _each(self, name: str) -> list[float]:
@@ -192,7 +192,7 @@ class Comparison:
 
     @property
     def lengths(self) -> tuple[Lengths, ...]:
-        """Of every batch."""
+        """Lengths of every batch."""
         return self.drawn.lengths
 
     @property
@@ -207,7 +207,7 @@ class Comparison:
 
     @property
     def feasible(self) -> tuple[Outcome, ...]:
-        """Those that ran; the first one is the base of the speed-ups."""
+        """The strategies that ran; the first one is the base of the speed-ups."""
         return tuple(outcome for outcome in self.outcomes if outcome.results)
 
     @property

@@ -57,13 +57,13 @@ def timeline_passes(outcome: Outcome) -> Passes:
 
 
 def costs_of_plan(outcome: Outcome) -> StepCosts:
-    """Of the first batch's plan."""
+    """Costs of the first batch's plan."""
     assert outcome.setup is not None
     return price_plan(outcome.setup, _problem(outcome), outcome.results[0].plan)
 
 
 def _problem(outcome: Outcome) -> PlanningProblem:
-    """Of the first batch."""
+    """The planning problem of the first batch."""
     assert outcome.setup is not None
     return planning_problem(outcome.setup, outcome.lengths[0])
 
@@ -103,7 +103,7 @@ def _plan_table(outcomes: tuple[Outcome, ...]) -> pd.DataFrame:
 
 
 def _slots(plan: Plan) -> Ints:
-    """Of every micro-batch on the first of its ranks."""
+    """The slot of every micro-batch on the first of its ranks."""
     entries = plan.entries
     slot = np.zeros(plan.micro_batches, dtype=np.int64)
     slot[entries.micro_batch[::-1]] = entries.slot[::-1]

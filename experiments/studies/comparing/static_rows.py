@@ -62,7 +62,7 @@ def over_best(outcome: Outcome, best: Baseline | None) -> Estimate | None:
 
 
 def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:
-    """The same as JSON data, with the mesh; nulls where nobody looked for it."""
+    """The comparison with the best mesh as JSON data; nulls where nobody looked for it."""
     ratio = over_best(outcome, best)
     return {
         "speed_up_vs_best_static": None if ratio is None else estimate_json(ratio),

@@ -52,7 +52,7 @@ def _flaps(outcome: Outcome) -> str:
 
 
 def _moved_words(now: SeenLinks, was: SeenLinks) -> str:
-    """Of links that carry the same in both, the first stands for all."""
+    """What moved, in words; of links that carry the same in both the first stands for all."""
     links, old = now.record.links, was.record.links
     if links.count != old.count:
         return f"other links than in the base, hottest {_hottest(now)}"

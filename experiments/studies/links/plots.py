@@ -47,7 +47,7 @@ _KINDS: dict[str, tuple[LinkKind, LinkKind]] = {
 
 
 def link_pictures(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
-    """Of every strategy that has a record of its links."""
+    """The figures of every strategy that has a record of its links."""
     files = []
     for outcome in outcomes:
         for seen in seen_links([outcome]):

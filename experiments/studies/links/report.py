@@ -59,7 +59,7 @@ class SeenLinks:
 
     @classmethod
     def of(cls, outcome: Outcome) -> SeenLinks | None:
-        """None: transfers are independent, or nobody recorded them."""
+        """What was seen in a result; None: transfers are independent, or nobody recorded them."""
         first = outcome.results[0] if outcome.results else None
         network = first.network if first is not None else None
         if first is None or network is None or network.record is None:
@@ -107,7 +107,7 @@ class SeenLinks:
 
 
 def seen_links(outcomes: Iterable[Outcome]) -> tuple[SeenLinks, ...]:
-    """Of every strategy that has a record."""
+    """What was seen on the links of every strategy that has a record."""
     return tuple(seen for outcome in outcomes if (seen := SeenLinks.of(outcome)) is not None)
 
 
@@ -131,7 +131,7 @@ def _flap_words(seen: SeenLinks) -> str:
 
 
 def _flap_row(seen: SeenLinks, flap: Flap) -> dict[str, Any]:
-    """One direction stands for both."""
+    """The row of a flap; one direction of the link stands for both."""
     name = seen.record.links.name(int(flap.links(seen.record.links)[0]))
     return {"link": name, "at_s": flap.at_s, "down_s": flap.down_s, "stall_s": flap.stall_s}
 

@@ -50,7 +50,7 @@ class Replicated:
 
     @property
     def saved_s(self) -> Estimate:
-        """The same as a difference."""
+        """The speed-up as seconds saved."""
         return estimate([base - mine for base, mine in zip(self.base, self.seconds, strict=True)])
 
 

@@ -150,7 +150,7 @@ class ManySteps:
 
     @property
     def mfu_full(self) -> float:
-        """The same with the full attention square."""
+        """MFU with the full attention square."""
         return self._utilisation("model_flop_full")
 
     def _utilisation(self, flop: str) -> float:

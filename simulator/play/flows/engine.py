@@ -314,7 +314,7 @@ class FlowStep(StepPlay):
         return bounds[:-1], bounds[1:]
 
     def _second_operations(self, stage: int) -> list[int]:
-        """Those that follow the first operations of all their processes."""
+        """The operations that follow the first ones of all their processes."""
         first, last = self._parts(stage)
         operation = self._flows.alone.part_operation
         second, firsts = operation[(first + 1)[last > first + 1]], operation[first[last > first]]

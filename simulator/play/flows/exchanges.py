@@ -16,7 +16,7 @@ from hdpsim.simulator.play.pipeline.program import Program
 
 @dataclass(slots=True, kw_only=True)
 class HeldTransfers:
-    """Of one step. Lists over transfers.
+    """Transfers of one step that hold their stages. Lists over transfers.
 
     Attributes:
         rank: whose transfer it is.
@@ -34,7 +34,7 @@ class HeldTransfers:
 
     @classmethod
     def of(cls, program: Program) -> HeldTransfers | None:
-        """None: transfers hold nobody."""
+        """The held transfers of a step; None: transfers hold nobody."""
         if program.extras is None or program.extras.exchanges is None:
             return None
         exchanges, operation = program.extras.exchanges, program.part_operation

@@ -61,7 +61,7 @@ class Sent(NamedTuple):
 
     @classmethod
     def together(cls, parts: list[Sent]) -> Sent:
-        """All of several."""
+        """What several lists send, as one list."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def only(self, some: Bools) -> Sent:
@@ -130,11 +130,11 @@ class Rows:
 
     @property
     def row(self) -> Ints:
-        """Of each entry."""
+        """The row of each entry."""
         return np.repeat(np.arange(len(self.largest)), np.diff(self.offsets))
 
     def kept(self, stay: Bools) -> Rows:
-        """Without the entries of some links; *stay*: [links]."""
+        """These rows without the entries of some links; *stay*: [links]."""
         here = stay[self.link]
         offsets = offsets_of(np.bincount(self.row[here], minlength=len(self.largest)))
         return replace(self, offsets=offsets, link=self.link[here], flows=self.flows[here])
@@ -258,7 +258,7 @@ class StepRoutes:
         )
 
     def who(self, label: str, row: int) -> str:
-        """One activity of a kind; nothing without a record."""
+        """The label of one activity of a kind; empty without a record."""
         return f"{label} of {self.names[row]}" if self.names else ""
 
 
@@ -305,7 +305,7 @@ class Places:
         self._of_member = np.repeat(np.arange(self.groups), np.diff(self._offsets))
 
     def names(self, stages: int) -> Iterator[str]:
-        """Of the groups on every stage."""
+        """Names of the groups on every stage."""
         for stage in range(stages):
             for group in range(self.groups):
                 members = self._member[slice(*self._offsets[group : group + 2].tolist())]

@@ -120,7 +120,7 @@ class Cut(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """So many micro-batches take so long."""
+    """How many micro-batches repeat, and how long they take."""
 
     micro_batches: int
     seconds: float

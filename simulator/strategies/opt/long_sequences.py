@@ -71,7 +71,7 @@ class LongSequences:
 
     @cached_property
     def kinds(self) -> LongKinds:
-        """The same by length."""
+        """The long sequences by length."""
         return LongKinds(self._problem, self.tokens, self.least, self._limit_s)
 
     def within(self, limits_s: list[float]) -> Iterator[tuple[Ints, Floats]]:

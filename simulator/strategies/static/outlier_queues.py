@@ -31,7 +31,7 @@ class OutlierQueues:
 
     @classmethod
     def of(cls, setup: Setup) -> OutlierQueues | None:
-        """Those of a setup's strategy, empty; None: it has none."""
+        """The empty queues of a setup's strategy; None: it has none."""
         queues = setup.strategy.outlier_queues
         return cls(queues, setup.context_tokens) if setup.strategy.name == "wlb-llm" and queues else None
 

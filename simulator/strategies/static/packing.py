@@ -42,7 +42,7 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
 
 
 def pack_chunked(lengths: Ints, capacity_tokens: int, method: Packing, chunks: int) -> Pieces:
-    """The same for sequences that take the room of whole chunks (see in_chunks)."""
+    """Pack sequences that take the room of whole chunks (see in_chunks)."""
     filled = in_chunks(lengths, capacity_tokens, method, chunks)
     pieces = pack(filled, capacity_tokens, method)
     return pieces if filled is lengths else pieces._replace(tokens=lengths)

@@ -41,7 +41,7 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
 
 
 def _work_s(problem: PlanningProblem, degree: int) -> Floats:
-    """Of every sequence, on a group of *degree* neighbouring ranks."""
+    """Work of every sequence on a group of *degree* neighbouring ranks."""
     tokens = problem.lengths.astype(np.float64)
     sizes = np.full_like(tokens, degree)
     tiers = np.broadcast_to(problem.compact_tier(degree), tokens.shape)
