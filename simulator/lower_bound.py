@@ -86,7 +86,7 @@ def _as_attention_sees_it(setup: Setup, problem: PlanningProblem) -> PlanningPro
 
 @dataclass(frozen=True, slots=True)
 class _StageRates:
-    """Of a cost model, per stage: what no batch changes. Arrays over stages."""
+    """Rates of a cost model that no batch changes, as arrays over stages."""
 
     linear_s: Floats
     """Least seconds of a token on one rank: linear work and host time of its passes."""
@@ -136,7 +136,7 @@ class _StepBound:
         return max(self.around_s(busy_s, *self.fill_s()), self.chain_bound_s())
 
     def work(self) -> _Work:
-        """All work of the batch."""
+        """The work of the batch: everything that any plan makes the ranks do."""
         problem = self._problem
         rates = _stage_rates(self._cost, problem.capacity_tokens, problem.most_tokens)
         distinct, count = np.unique(problem.lengths, return_counts=True)

@@ -62,7 +62,7 @@ def price_micro_batches(
 def _with_data(
     setup: Setup, cost: MicroBatchCost, priced: Callable[[float], StepCosts], *, tokens: int, sequences: int
 ) -> StepCosts:
-    """What a step takes, *priced* by what its data take of it."""
+    """The costs of a step, with the time that its data add."""
     path = _data_path(setup, cost, tokens, sequences)
     loading, planning = (0.0, 0.0) if path.ahead_steps else path.exposed_s(0.0)
     costs = priced(synchronised_pause_s(setup.execution) + loading + planning)

@@ -33,7 +33,7 @@ from hdpsim.simulator.without_effect import without_effect
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepResult:
-    """One step and where its time went.
+    """A simulated step, and where its time went.
 
     Attributes:
         strategy: strategy that planned it.

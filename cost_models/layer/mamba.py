@@ -55,7 +55,7 @@ class MambaKernels(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """Elements that all of them read and write."""
+        """Elements that all kernels together read and write."""
         return self.streamed + self.scanned
 
     def work_s(self, gpu: Gpu, cal: Calibration) -> float:
@@ -182,7 +182,7 @@ class MambaExchange:
         return out
 
     def sent(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> SentTimes:
-        """What a GPU sends to other nodes in all of them."""
+        """What a GPU sends to other nodes in all exchanges."""
         far = (group_size > 1.0) & (tier > 0)
         seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier), 0.0)
         sent, rate = np.zeros_like(seconds), np.ones_like(seconds)

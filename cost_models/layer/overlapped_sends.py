@@ -37,7 +37,7 @@ class SentTimes(NamedTuple):
         kept: float,
         launch_s: float = 0.0,
     ) -> SentTimes:
-        """Of a ring whose transfers keep so much of their rate beside *work_s*, all of it later (exposed_s)."""
+        """Transfers of a ring: they keep so much of their rate beside *work_s*, and all of it later (exposed_s)."""
         rate = np.broadcast_to(bytes_per_s, np.shape(hop_s))
         fixed_s = hop_s + (1.0 - kept) * work_s - sent_bytes / rate
         return cls(times, np.maximum(work_s, launch_s), fixed_s, sent_bytes, rate)
@@ -52,7 +52,7 @@ class SentTimes(NamedTuple):
         exposed_s: Floats | None = None,
         hidden_s: Floats | None = None,
     ) -> SentTimes:
-        """Of collectives that take *seconds*: their bytes at that rate, the rest fixed.
+        """Transfers of collectives that take *seconds*: their bytes at that rate, the rest fixed.
 
         *hidden_s*: work beside them; or what it leaves of them (*exposed_s*). Neither: nothing runs beside them.
         """

@@ -99,7 +99,7 @@ def pipelined_s(
     added_s: ArrayLike,
     chunks: int = OVERLAP_CHUNKS,
 ) -> Floats:
-    """The same for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
+    """The same time for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
 
         c / n + (n - 1) / n x beside(c, GEMM) + added,  at most c (a stack that gains nothing does not chunk)
 
@@ -118,7 +118,7 @@ def pipelined_s(
 def exchanged_s(
     collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, tail_s: float, ranks: int
 ) -> Floats:
-    """The same for chunks that neighbours copy to each other, a gather's while each GPU starts with its own.
+    """The same time for chunks that neighbours copy to each other; in a gather each GPU starts with its own.
 
         max( sm_share x c, c - (t - 1) / t x GEMM ) + (t - 1) x tail,  at most c                t ranks
 
@@ -347,7 +347,7 @@ class TensorParallel:
         )
 
     def _pipelined(self, collective_s: Floats, gemm: ChunkedGemm, exchanged: bool = False) -> Floats:
-        """In chunks of the collective, or exchanged where that is faster: many ranks make small products."""
+        """Seconds in chunks of the collective, or exchanged where that is faster: many ranks make small products."""
         chunks_s = pipelined_s(collective_s, gemm.whole_s, self._sm_share, gemm.added_s)
         return np.minimum(chunks_s, self._exchanged(collective_s, gemm)) if exchanged else chunks_s
 

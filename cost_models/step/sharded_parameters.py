@@ -131,7 +131,7 @@ class ShardedParameters:
         self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)
 
     def _traffic(self, dense: int, experts: int, *, tensors: int) -> UnitTraffic:
-        """Collectives of a unit with so many parameters on a GPU, in so many *tensors*."""
+        """The traffic of a unit with so many parameters on a GPU, in so many *tensors*."""
         gather = reduce = moved = gathered_bytes = reduced_bytes = 0.0
         for parameters, groups in ((dense, self._dense), (experts, self._experts)):
             if not parameters or groups.shard.ranks == 1:

@@ -87,7 +87,7 @@ class Margin:
 
     @property
     def headroom(self) -> float:
-        """Over what is predicted, a share of it."""
+        """Memory beyond the predicted one, as a share of that."""
         return self.measured_over_predicted - 1.0
 
 

@@ -77,5 +77,5 @@ def _same_runs(
 
 
 def _figures(result: CampaignResult) -> CampaignResult:
-    """What a run is; spares that nobody needs are no part of it."""
+    """The figures by which runs are compared; spares that nobody needs are none of them."""
     return replace(result, least_spares=0)

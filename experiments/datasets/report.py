@@ -67,7 +67,7 @@ def training_of(replay: DatasetReplay) -> Target:
 
 
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:
-    """What --json says of it; steps as columns."""
+    """A replayed data set as JSON data, with its steps as columns."""
     throughput = replay.throughput
     empty = not replay.steps
     return {

@@ -81,7 +81,7 @@ def _sharding(setup: Setup, tool: Tool, facts: dict[str, object]) -> None:
 
 
 def _model(setup: Setup, tool: Tool) -> dict[str, object]:
-    """The model by its shape, or by its name where a tool has models of its own."""
+    """Facts of the model: its shape, or its name where a tool has models of its own."""
     if "model" in tool.keys:
         return {"model": named_alike(setup.model) or setup.model.name}
     facts = model_facts(setup.model, setup.layout.parallel.tp)

@@ -38,7 +38,7 @@ def compared(
 
 
 def asked_figures(known: Collection[int], asked: Sequence[int], paper: str) -> frozenset[int]:
-    """The figures that are asked for; all if none is.
+    """The figures that are asked for; all figures if none is named.
 
     Raises:
         UserInputError: one that is not reproduced.

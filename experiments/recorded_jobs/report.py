@@ -107,7 +107,7 @@ def _summary_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def _steps(job: RecordedJob, analysis: Analysis) -> Table[int]:
-    """One row per recorded step."""
+    """A table with a row for every recorded step."""
 
     def seconds(name: str, values: Floats, heading: str, *, shown: bool = True) -> Column[int]:
         return Column(name, lambda i: float(values[i]), heading=heading, unit="s", format=".3f", shown=shown)

@@ -85,7 +85,7 @@ def read_software(text: str) -> Software:
 
 
 def _is_year(stack: Stack, release: str) -> bool:
-    """Whether it is no release of the stack, but a year."""
+    """Whether a text is a year and no release of the stack."""
     return _YEAR.fullmatch(release) is not None and release not in stack.releases
 
 

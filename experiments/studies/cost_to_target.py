@@ -38,12 +38,12 @@ class Price:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The typical price."""
+        """The typical price of an hour."""
         return None if self.range is None else self.range.typical_usd
 
     @property
     def note(self) -> str:
-        """A sentence about it."""
+        """A sentence that says where the price is from."""
         if self.range is None:
             return f"Cost: the price of {self.gpu} is unknown; costs.price gives one (such as 3.09USD/h)."
         dollars = f"Cost: GPUs only, {self.range.typical_usd:,.2f} USD an hour for each {self.gpu}"
@@ -172,7 +172,7 @@ class Costs:
         return self.power.facility_w * tokens / self.tokens_per_s / JOULE_PER_KWH
 
     def target(self, tokens: float, seconds: Estimate) -> Target:
-        """What so many tokens cost that take so long."""
+        """The costs of a number of tokens that take a number of seconds."""
         costs = replace(self, tokens_per_s=tokens / seconds.mean)
         return Target(tokens=tokens, seconds=seconds, costs=costs)
 
@@ -250,7 +250,7 @@ class Target:
 
     @property
     def kwh(self) -> float | None:
-        """Energy of all of it; None where no step was simulated."""
+        """Energy of all tokens; None where no step was simulated."""
         return self.costs.kwh(self.tokens)
 
     @property

@@ -92,7 +92,7 @@ def power_of(
 
 
 def _mixed_power(setup: Setup, results: Sequence[StepResult], costs: CostOptions) -> Power:
-    """Mean power on nodes of several kinds: of each by the accounts of its own ranks and its share of the FLOP."""
+    """Mean power on nodes of several kinds: each kind by the accounts of its own ranks and its share of the FLOP."""
     rank_kind, cluster = rank_kinds(setup.cluster, setup.layout.parallel), setup.cluster
     done = np.sum([_kind_work(result.plan, rank_kind, len(cluster.kinds)) for result in results], axis=0)
     done = done / done.sum(axis=1, keepdims=True)  # [products and attention, kinds]

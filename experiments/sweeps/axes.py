@@ -144,7 +144,7 @@ def _read_sweep(document: object, problems: Problems, folder: Path, name: str, s
 
 
 class _Reader:
-    """Reads axes and notes what is wrong with them."""
+    """A reader of axes, which notes what is wrong with them."""
 
     def __init__(self, problems: Problems, folder: Path) -> None:
         self._problems, self._folder = problems, folder
@@ -211,7 +211,7 @@ class _Reader:
         return [self._value(key, value, where) for value in data]
 
     def _axis(self, points: Sequence[Point], where: str) -> Iterator[Axis]:
-        """An axis of these points, none of which may be there twice; none without keys."""
+        """The axis of these points, none of which may be there twice; None without keys."""
         seen: list[Point] = []
         for point in points:
             if point in seen and all(type(a) is type(b) for a, b in zip(point, point, strict=True)):

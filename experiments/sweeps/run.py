@@ -34,7 +34,7 @@ _START_S = 1.5  # a process starts and loads numpy, scipy and hdpsim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """A cell and what became of it.
+    """A cell with its state and its result.
 
     Attributes:
         status: "ok", "infeasible", "invalid" (contradictory keys or unusable data), "failed", or "not run" when the
@@ -198,7 +198,7 @@ def _look_up(cells: Sequence[Cell], store: ResultStore) -> tuple[dict[str, dict[
 
 
 def _simulate(waiting: dict[str, Cell], engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys and entries, as simulations end."""
+    """Simulate cells, and yield keys and entries as they end."""
     strategies = [cell.scenario.strategy for cell in waiting.values() if cell.scenario is not None]
     own = {name: source_hash(name) for name in {one.name for one in strategies if one.is_own}}
     function = partial(simulate_cells, code=code_version(), own=own)

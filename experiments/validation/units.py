@@ -62,7 +62,7 @@ def _contradiction(row: Row) -> Iterator[str]:
 
 
 def _measured(row: Row) -> dict[str, tuple[float, float]]:
-    """Every measured column of a row that has a prediction, and that."""
+    """Every measured column of a row that has a prediction, with that prediction."""
     mfu = row["measured_share_of_peak"]
     pairs = {
         column: (row.get(column), row.get(column.replace("measured", "predicted")))

@@ -92,7 +92,7 @@ class Hosts:
         self._queues: dict[int, deque[_Request]] = {}
 
     def take(self, nodes: Sequence[int], amounts: Sequence[float]) -> simpy.Event:
-        """The event fires when there is room on all of them, which is then taken."""
+        """Return an event that fires when there is room on all of these nodes; the room is then taken."""
         request = _Request(nodes, amounts, self._env.event())
         for node in nodes:
             self._queues.setdefault(node, deque()).append(request)

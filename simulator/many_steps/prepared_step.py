@@ -132,7 +132,7 @@ class PreparedStep:
 
     @property
     def host_bytes(self) -> float:
-        """What the fullest host holds of it at a time."""
+        """Bytes of the step that the fullest host holds at a time."""
         if self.hosted is not None:
             return self.hosted.room_bytes
         return 0.0 if self.offload is None else self.offload.peak_bytes

@@ -37,7 +37,7 @@ _MOST_PLACES = 4_000_000  # numbers in a table of pieces and names; longer ones 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collision:
-    """Seconds that activities of one label lost to those of another one on a link, all of them together.
+    """Seconds that all activities of one label together lost to those of another one on a link.
 
     *label* and *other* are kinds of activities, or single ones. *other* is empty where nobody else was there: the link
     itself was too slow, or down.

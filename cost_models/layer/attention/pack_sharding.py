@@ -12,7 +12,7 @@ from hdpsim.arrays import Bools, Floats, Ints, ranges
 
 
 class Cut(NamedTuple):
-    """Of every document: its tokens, the ranks of its group, those of them that hold a part of it, and the parts."""
+    """How documents are cut: tokens, ranks of their groups, those of these that hold a part, and parts."""
 
     tokens: Floats
     group_size: Floats

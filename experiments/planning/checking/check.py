@@ -58,12 +58,12 @@ class Finding:
 
     @property
     def verified(self) -> bool:
-        """Whether its change was simulated and does what is said."""
+        """Whether the change of the finding was simulated and does what is said."""
         return bool(self.change)
 
     @property
     def elsewhere(self) -> str:
-        """What its change asks for besides other settings; empty where it asks for nothing."""
+        """What the change asks for besides other settings; empty where it asks for nothing."""
         kinds = (
             words for start, words in _ELSEWHERE.items() if any(c.startswith(start) for c in self.change)
         )
@@ -123,7 +123,7 @@ def check(
 
 
 def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
-    """With the change that saves most: one of the job's own settings if any of them gains."""
+    """The finding with the change that saves most: one of the job's own settings if any of them gains."""
     trials = observed.trials
     candidates = dict.fromkeys(
         overrides_of(changes)

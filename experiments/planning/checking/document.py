@@ -90,7 +90,7 @@ class _Money:
 
     @property
     def note(self) -> str:
-        """Whose price that is."""
+        """A sentence that says whose price is used."""
         return self.price.note
 
     def usd_per_day(self, seconds: float) -> float | None:

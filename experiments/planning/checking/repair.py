@@ -148,7 +148,7 @@ def _levels(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Iterable[
 
 
 def _simplest(neutral: Scenario, gpus: int) -> Iterator[Changes]:
-    """Layouts of a model that is far too large: tensor parallelism in a server, pipelines, as many tokens as fit."""
+    """Layouts for a model that is far too large: tensor parallelism in a server, pipelines, as many tokens as fit."""
     tp = next((tp for tp in halves(2 * neutral.cluster.node.gpus) if neutral.model.heads % tp == 0), 1)
     for pp in divisors(gpus // tp, 1, neutral.model.layers):
         yield {"gpus": gpus, "layout.tp": tp, "layout.pp": pp, "layout.rank_capacity": "auto"}

@@ -52,7 +52,7 @@ class Offer:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """Number of all GPUs."""
         return self.scenario.cluster.gpus
 
     @property

@@ -66,7 +66,7 @@ class Entry:
 
     @cached_property
     def family(self) -> Family:
-        """What it has in common with layouts whose estimates are off by about as much."""
+        """What an entry has in common with layouts whose estimates are off by about as much."""
         layout = dict(self.layout)
         keys = ("layout.tp", "layout.pp", "layout.sharding", "layout.recompute")
         return (self.site, *(layout[key] for key in keys), layout.get("layout.ep"))

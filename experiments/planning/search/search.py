@@ -218,7 +218,7 @@ def entries_of(question: Question) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch as the rough estimate sees it."""
+    """The work of a batch as the rough estimate sees it."""
 
     flop: float
     tokens: float
@@ -226,7 +226,7 @@ class Work:
     """Of a micro-batch: the context of a mesh, less where sequences are unequal and HDP may share them."""
 
     def rough_s(self, scenario: Scenario, cluster: Cluster, layout: dict[str, object]) -> float:
-        """About what a step takes; for the order alone.
+        """A rough estimate of a step, used for the order alone.
 
         Counted: work, recomputation, tensor-parallel traffic, bubbles and uneven numbers of micro-batches under the
             best context-parallel degree, parameters that are gathered for every micro-batch (zero3).
@@ -271,7 +271,7 @@ def _run(
     engine: Engine | None,
     progress: Progress,
 ) -> bool:
-    """Work through the layouts; whether all of them were."""
+    """Work through the layouts; return whether none is left."""
     complete = True
     for task, results in _results(race, workers, engine):
         race.take(task, results)

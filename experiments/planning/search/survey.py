@@ -55,7 +55,7 @@ class Survey:
             self._corners.appendleft(corner)
 
     def rest(self) -> Iterator[Entry]:
-        """End the survey: what it has not looked at."""
+        """End the survey and return what it has not looked at."""
         for corner in (*self._corners, *self._done, *self._asked.values()):
             yield from corner
         self._corners.clear()

@@ -31,7 +31,7 @@ _MEASURED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRow:
-    """One measurement.
+    """One row of a table: one measurement.
 
     Attributes:
         where: file and row, for messages.
@@ -42,7 +42,7 @@ class LongRow:
     columns: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """A cell, empty where the table has none."""
+        """The text of a cell, empty where the table has none."""
         return self.columns.get(column, "")
 
     def number(self, column: str) -> float | None:

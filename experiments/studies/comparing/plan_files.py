@@ -119,7 +119,7 @@ def _ranges(ranks: Ints) -> str:
 
 
 def _of_slots(plan: Plan, values: Floats) -> Floats:
-    """[ranks, slots]: the value of the micro-batch that each rank runs there, nan where it has none."""
+    """[ranks, slots]: the value of the micro-batch that each rank runs in each slot, nan where it has none."""
     entries = plan.entries
     table = np.full((plan.ranks, int(np.diff(plan.order_offsets).max())), np.nan)
     table[entries.rank, entries.slot] = values[entries.micro_batch]

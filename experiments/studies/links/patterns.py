@@ -29,7 +29,7 @@ MOST_FLOWS = 2**20  # of one all-to-all: beyond it a trial takes gigabytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A pattern and what became of it.
+    """A pattern of traffic, and what happened when it was played.
 
     Attributes:
         pattern: its name.

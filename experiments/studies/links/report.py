@@ -77,7 +77,7 @@ class SeenLinks:
 
     @property
     def lost_s(self) -> float:
-        """By all transfers together because of others."""
+        """Seconds that all transfers together lose because of others."""
         return float(np.maximum(self.record.lost_s, 0.0).sum())
 
     def hottest_links(self, count: int) -> list[int]:

@@ -81,7 +81,7 @@ def _figure(run: ManySteps) -> Figure:
 
 
 def run_json(run: ManySteps) -> dict[str, Any]:
-    """What --json says of it."""
+    """A run of many steps as JSON data."""
     return {
         "strategy": run.strategy,
         "steps": len(run.steps),

@@ -65,7 +65,7 @@ class Sent(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def only(self, some: Bools) -> Sent:
-        """Some of them."""
+        """Only some of what is sent."""
         return Sent(self.row[some], self.source[some], self.target[some], self.weight[some])
 
 

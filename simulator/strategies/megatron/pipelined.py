@@ -67,7 +67,7 @@ def balanced_with_pp(problem: PlanningProblem) -> Plan:
 
 @dataclass(slots=True)
 class _Slot:
-    """One micro-batch."""
+    """A slot: one micro-batch on the ranks that share it."""
 
     ranks: range
     flop: float = 0.0
@@ -77,7 +77,7 @@ class _Slot:
 
 
 class _Draft:
-    """The slots of all ranks for one number of them."""
+    """The slots of all ranks for one number of slots."""
 
     def __init__(self, problem: PlanningProblem, slots: int) -> None:
         self.problem, self._slots = problem, slots
