@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,15 @@ class Imported:
     scenario: Scenario | None
 
 
+_OTHERS = {
+    "deepspeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"},
+    "llm-foundry": {"fsdp_config", "device_train_microbatch_size", "global_train_batch_size", "max_duration"},
+    "maxtext": {"per_device_batch_size", "max_target_length", "remat_policy", "ici_fsdp_parallelism"},
+    "nanotron": {"batch_accumulation_per_replica", "tp_mode", "pp_engine"},
+}  # fmt: skip
+"""Stacks whose files are not read, and options that two of which tell such a file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the user says beside the file."""
@@ -123,6 +133,8 @@ def _form_of(path: str, text: str) -> str:
             f"{path}: Python code is not run: newer releases of torchtitan, and recipes of NeMo and Megatron-Bridge, "
             "are Python. Let the tool print or dump its configuration, and import that file"
         )
+    if ending in (".json", ".yaml", ".yml"):
+        _refuse_others(path, text)
     if ending == ".json":
         return "huggingface"
     if ending == ".toml":
@@ -137,6 +149,17 @@ def _form_of(path: str, text: str) -> str:
         nemo = sections & {"trainer", "exp_manager", "optim", "strategy"}
         return "nemo" if nemo else "bridge"
     return "megatron"
+
+
+def _refuse_others(path: str, text: str) -> None:
+    """Files of tools that have no table here: their options would all be listed as not understood."""
+    names = set(re.findall(r"(\w+)[\"']?\s*:", text))
+    other = next((stack for stack, own in _OTHERS.items() if len(names & own) > 1), None)
+    if other is not None:
+        raise UserInputError(
+            f"{path}: is a configuration of {other}, which import does not read. `hdpsim new --framework {other}` "
+            f"writes a scenario to complete; `software: {other}` sets what that stack does"
+        )
 
 
 def _of_hugging_face(path: str, asked: Asked) -> Imported:

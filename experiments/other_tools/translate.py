@@ -66,10 +66,10 @@ def read_options(options: Iterable[Option], tool: Tool, where: str, base: Model 
     for name, option in given.items():
         if name in tool.names:
             continue
-        remarks = (words for pattern, words in tool.not_modelled.items() if fnmatchcase(name, pattern))
-        remark, shown = next(remarks, None), spelled(option.name, tool)
-        idle = any(fnmatchcase(name, pattern) for pattern in tool.without_effect)
-        if idle or (remark is not None and option.value in (None, False)):
+        patterns = (*tool.not_modelled, *tool.without_effect)
+        closest = max((pattern for pattern in patterns if fnmatchcase(name, pattern)), key=len, default=None)
+        remark, shown = tool.not_modelled.get(closest or ""), spelled(option.name, tool)
+        if closest is not None and (remark is None or option.value in (None, False)):
             read.without_effect.append(shown)
         elif remark is not None:
             read.not_modelled.append(f"{shown}: {remark}")

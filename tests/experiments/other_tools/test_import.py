@@ -14,7 +14,9 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.other_tools.import_report import imported_text
 from hdpsim.experiments.other_tools.importer import FORMATS, Asked, Imported, import_file
+from hdpsim.experiments.other_tools.options import Option
 from hdpsim.experiments.other_tools.table import tool
+from hdpsim.experiments.other_tools.translate import read_options
 from hdpsim.experiments.scenario.field_keys import layout_keys
 from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -446,3 +448,43 @@ def test_tables_name_keys_of_scenarios_and_options_once() -> None:
         every = [option for choice in table.choices for option in choice.names]
         shared = {"fp16", "bf16", "$CUDA_LAUNCH_BLOCKING"}
         assert {option for option in every if every.count(option) > 1} <= shared, name
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "megatron-bridge", "nemo", "torchtitan"])
+def test_what_changes_time_is_never_listed_as_without_effect(name: str) -> None:
+    """A wildcard of idle options swallows none that the table says something of."""
+    table = tool(name)
+    for pattern, remark in table.not_modelled.items():
+        if pattern in table.names:  # a case says what it means
+            continue
+        option = Option(name=pattern.replace("*", "x"), value=True, line=0)
+        assert any(remark in said for said in read_options([option], table, "file").not_modelled), pattern
+
+
+def test_fsdp_of_megatron_bridge_is_asked_for_in_either_section(tmp_path: Path) -> None:
+    """ConfigContainer.validate: `dist.use_megatron_fsdp` or `ddp.use_megatron_fsdp` sets both."""
+    path = tmp_path / "override.yaml"
+    head = "train: {global_batch_size: 8, micro_batch_size: 1}\nmodel: {seq_length: 4096}\n"
+    for sections in ("dist: {use_megatron_fsdp: true}\nddp: {", "ddp: {use_megatron_fsdp: true, "):
+        path.write_text(f"{head}{sections}data_parallel_sharding_strategy: optim_grads_params}}\n")
+        found = import_file(str(path), "bridge", Asked(cluster="h100", gpus=8, model="llama-3-8b"))
+        assert found.document["layout"]["sharding"] == "zero3"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "stack"),
+    [
+        ("ds.json", '{"train_batch_size": 256, "zero_optimization": {"stage": 3}}', "deepspeed"),
+        ("mpt.yaml", "fsdp_config: {}\ndevice_train_microbatch_size: 8\n", "llm-foundry"),
+        ("run.yml", "per_device_batch_size: 4\nmax_target_length: 4096\n", "maxtext"),
+        (
+            "run.yaml",
+            "tokens:\n  batch_accumulation_per_replica: 4\nparallelism:\n  tp_mode: x\n",
+            "nanotron",
+        ),
+    ],
+)
+def test_files_of_tools_that_are_not_read_are_named(tmp_path: Path, name: str, text: str, stack: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserInputError, match=f"configuration of {stack}.*--framework {stack}"):
+        import_file(str(tmp_path / name))
