@@ -16,6 +16,7 @@ OTHERS = {
     "experiments/papers/NAME.py",
 }
 """Files that pages name and that are Megatron-LM's, or for the reader to write."""
+JSON_KEYS = {("network", "contention_s"), ("summary", "by_doubt"), ("summary", "by_rules")}
 
 
 def anchors(page: Path) -> set[str]:
@@ -75,3 +76,19 @@ def test_modules_that_pages_name_exist() -> None:
         for name, page in named
         if name not in OTHERS and not any(module.endswith(f"/{name}") for module in modules)
     ]
+
+
+def test_names_that_pages_find_in_modules_are_there() -> None:
+    """`module.name` where a module of that name exists: it has the name, or a scenario has that key."""
+    text: dict[str, str] = {}
+    for folder in ("cost_models", "simulator", "experiments", "traces", "hdpsim"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text[file.stem] = text.get(file.stem, "") + file.read_text(encoding="utf-8")
+    keys = (ROOT / "docs" / "reference" / "scenarios.md").read_text(encoding="utf-8")
+    named = {
+        found
+        for page in PAGES
+        for found in re.findall(r"`(\w+)\.(?!parquet)([a-zA-Z_]\w{4,})`", page.read_text(encoding="utf-8"))
+        if found[0] in text and found not in JSON_KEYS and ".".join(found) not in keys
+    }
+    assert not [found for found in named if not re.search(rf"\b{found[1]}\b", text[found[0]])]
