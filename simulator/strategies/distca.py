@@ -23,7 +23,7 @@ def plan_distca(problem: PlanningProblem) -> Plan:
     Source: DistCA (hao-ai-lab/distca), d2/planner/planner.py.
 
     Raises:
-        InfeasibleError: the layout shares sequences otherwise.
+        InfeasibleError: the layout shares sequences otherwise, or a sequence does not fit all ranks.
     """
     kind = problem.cost.layout.context.kind
     if kind != "disaggregated":
@@ -31,6 +31,8 @@ def plan_distca(problem: PlanningProblem) -> Plan:
             f"strategy distca deals attention alone to the ranks: it needs layout.cp_kind = disaggregated, not {kind}"
         )
     lengths, most = problem.lengths, problem.ranks * problem.capacity_tokens
+    if lengths.max() > most:
+        raise problem.too_long(int(lengths.max()), problem.ranks)
     attention = lengths.astype(np.float64) ** 2
     pack = fitting_packs(lengths, attention, -(-int(lengths.sum()) // most), 1, most)
     plan = plan_given_packs(problem, pack, problem.ranks)

@@ -61,7 +61,8 @@ def dynamic_cp(problem: PlanningProblem) -> Plan:
         ranks left over: the first of the smallest groups is doubled until none is
 
     Counted: work s^2 / ranks, tokens per rank up to the capacity. Where doubling does not come out even, one group of
-    all ranks takes the round.  Ignored: rounds made a multiple for virtual stages.
+    all ranks takes the round; where heads allow no such group, ranks idle.  Ignored: rounds made a multiple for virtual
+    stages.
     Source: Megatron-Core (dev), data_schedule_utils.py (next_hdp_group_packing_aware), pull request 5154.
     """
     lengths = problem.lengths.tolist()
@@ -93,6 +94,7 @@ class _Round:
 
     def __init__(self, problem: PlanningProblem, lengths: list[int], longest: int) -> None:
         self._lengths, self._ranks, self._capacity = lengths, problem.ranks, problem.capacity_tokens
+        self._most = problem.most_ranks
         self._sizes = [1 << power for power in range(problem.most_ranks.bit_length())]
         if self._sizes[-1] != problem.most_ranks:
             self._sizes.append(problem.most_ranks)
@@ -127,10 +129,12 @@ class _Round:
         return True
 
     def spread(self) -> list[tuple[list[int], range]]:
-        """The sequences of every group and its ranks, all ranks in use."""
+        """The sequences of every group and its ranks, all ranks in use if heads allow it."""
         sizes = [group.size for group in self._groups]
         while self._free:
             smallest = min(sizes)
+            if self._most < (2 * smallest if smallest <= self._free else self._ranks):
+                break
             if smallest > self._free:
                 every = [sequence for group in self._groups for sequence in group.sequences]
                 return [(every, range(self._ranks))]

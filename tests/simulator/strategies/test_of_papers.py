@@ -81,6 +81,13 @@ def test_distca_shares_everything_with_everybody() -> None:
         plan_batch(setup_of("distca", "layout.cp_kind=ring"), lengths)
 
 
+def test_distca_refuses_what_all_ranks_together_do_not_hold() -> None:
+    setup = setup_of("distca", "layout.rank_capacity=1K")  # eight ranks of 1K
+    plan_batch(setup, [8192, 1])
+    with pytest.raises(InfeasibleError, match="8193 tokens does not fit on 8 ranks of 1024 tokens"):
+        plan_batch(setup, [8193, 1])
+
+
 def test_distca_balances_attention_that_packs_cannot() -> None:
     """One long sequence among short ones: whoever holds it is late, unless its attention is shared."""
     lengths = [8192, *[256] * 160]

@@ -53,6 +53,13 @@ def test_what_is_above_the_cap_waits_for_the_next_round() -> None:
     assert slots.tolist() == [2] * 8
 
 
+def test_no_group_is_doubled_beyond_what_heads_allow() -> None:
+    # Eight ranks, two heads: the two groups of two ranks may not double, and four ranks stay idle.
+    two_heads = problem([2000] * 2)
+    two_heads.__dict__["most_ranks"] = 2
+    assert [len(ranks) for _, ranks in groups(dynamic_cp(two_heads))] == [2, 2]
+
+
 def test_ranks_left_over_double_the_smallest_groups() -> None:
     # Four groups of one rank on eight: all double.
     plan = dynamic_cp(problem([1000] * 4))
