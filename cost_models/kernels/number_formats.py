@@ -89,9 +89,13 @@ def scaled_rates(scaling: Fp8Scaling, cal: Calibration) -> tuple[float, float]:
     Source: Transformer Engine, common/recipe (Float8BlockScaling: "Split accumulator required for fprop").
     """
     promoted = cal.fp8_gradient_efficiency
-    if scaling == "block":
-        return BLOCK_RATE * promoted, BLOCK_RATE * promoted
-    return ROW_FORWARD_RATE if scaling == "row" else 1.0, promoted
+    match scaling:
+        case "block":
+            return BLOCK_RATE * promoted, BLOCK_RATE * promoted
+        case "row":
+            return ROW_FORWARD_RATE, promoted
+        case "delayed" | "tensor":
+            return 1.0, promoted
 
 
 def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> MatrixUnit:
