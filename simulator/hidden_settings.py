@@ -34,6 +34,7 @@ _READY = "batches get ready within a step"
 _REASONS: Mapping[str, str] = {
     "layout.cuda_graphs": _HOST,
     "layout.launch_blocking": _HOST,
+    "layout.untuned_for_arm": _HOST,
     "layout.checked_collectives": _HOST,
     "layout.attention_kernel": "flash is the same kernel for these heads on this GPU",
     "layout.cp": "auto gives the same degree",

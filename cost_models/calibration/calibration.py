@@ -159,6 +159,8 @@ class Calibration(Checked):
     """Host time of one such loop beside its kernels, however many experts there are."""
     arm_host_factor: Calibrated
     """Host time of launches on Arm processors over that of x86 ones of their clock."""
+    arm_untuned_factor: Calibrated
+    """The same by software that was not tuned for such processors, over that by software that was."""
     overlap_launches: Calibrated
     """Launches that cutting a layer's forward into pieces takes, whose all-to-alls run beside another micro-batch."""
     gpu_spread: Calibrated

@@ -311,6 +311,8 @@ class Host(Group):
     """With graphs: the experts are part of them; off: token counts are known too late, the host launches theirs."""
     launch_blocking: bool = False
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
+    untuned_for_arm: bool = False
+    """Launches take as long on Arm processors (Grace) as those of Transformer Engine did until autumn 2025."""
     checked_collectives: bool = False
     """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
 

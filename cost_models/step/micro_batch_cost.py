@@ -54,7 +54,8 @@ class MicroBatchCost:
 
     def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
         node = cluster.node
-        cal = _on_hosts(cal, node.host_time * (cal.arm_host_factor if node.arm_host else 1.0))
+        untuned = cal.arm_untuned_factor if layout.host.untuned_for_arm else 1.0
+        cal = _on_hosts(cal, node.host_time * (cal.arm_host_factor * untuned if node.arm_host else 1.0))
         self.model, self.layout, self.cluster, self.cal = model, layout, cluster, cal
         self._layers = layer_prices(model, layout.of_layers, cluster, cal)
         self.collectives, self.attention = self._layers.collectives, self._layers.attention

@@ -79,6 +79,7 @@ IDEAL = Calibration(
     expert_launch_s=0.0,
     expert_loop_s=0.0,
     arm_host_factor=1.3,
+    arm_untuned_factor=1.84,
     overlap_launches=0.0,
     expert_load_spread=0.0,
     gpu_spread=0.0,

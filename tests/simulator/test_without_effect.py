@@ -54,6 +54,10 @@ def named(layout: Layout, model: Model = MODEL) -> tuple[str, ...]:
         ),
         ({"tp_batch_first": True}, "tp_batch_first = true changes nothing: tp is 1"),
         (
+            {"untuned_for_arm": True},
+            "untuned_for_arm = true changes nothing: the nodes' processors are not Arm's",
+        ),
+        (
             {"cuda_graph_scope": "iteration"},
             "cuda_graph_scope = iteration changes nothing: cuda_graphs is false",
         ),

@@ -245,9 +245,15 @@ def test_launches_take_as_long_as_the_processor_needs() -> None:
     cal = replace(IDEAL, launch_s=1e-3, expert_launch_s=2e-3, expert_loop_s=5e-3)
     model, layout = catalog.model("mixtral-8x7b"), Layout(expert_kernels="separate")
     plain = ideal_cost(model, layout, calibration=cal)
-    for arm, factor in ((False, 1.2), (True, 1.2 * 1.3)):
+    untuned = layout.changed(untuned_for_arm=True)
+    for asked, arm, factor in (
+        (layout, False, 1.2),
+        (untuned, False, 1.2),
+        (layout, True, 1.2 * 1.3),
+        (untuned, True, 1.2 * 1.3 * 1.84),
+    ):
         node = replace(plain.cluster.node, host_time=1.2, arm_host=arm)
-        slow = MicroBatchCost(model, layout, replace(plain.cluster, node=node), cal)
+        slow = MicroBatchCost(model, asked, replace(plain.cluster, node=node), cal)
         assert slow.floor_s == pytest.approx(factor * plain.floor_s)
 
 

@@ -69,7 +69,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
             "gradient_all_reduce", "gather_lists", "deferred_head_gradient", "optimizer_offload", "tp_overlap",
             "tp_batch_first", "tp_asynchronous", "ep_overlap", "expert_padding", "fused_kernels", "fused_loss",
             "cuda_graphs", "launch_blocking", "checked_collectives", "blocking_maxima", "separate_scale_updates",
-            "recompute_small_kernels", "embedding_layers",
+            "recompute_small_kernels", "embedding_layers", "untuned_for_arm",
         )
     },
 }  # fmt: skip
