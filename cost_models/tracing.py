@@ -102,7 +102,6 @@ def shared(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         kept = lru_cache(maxsize=most)(function)
-        _kept.append(kept.cache_clear)
 
         @wraps(function)
         def found(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -111,15 +110,6 @@ def shared(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return found
 
     return mark
-
-
-_kept: list[Callable[[], None]] = []
-
-
-def forget() -> None:
-    """Drop all that `shared` functions keep: what follows is priced anew."""
-    for clear in _kept:
-        clear()
 
 
 class Latest(dict[K, V]):

@@ -92,23 +92,17 @@ def beside_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float) -> Flo
     return np.maximum(sm_share * transfer, transfer - np.asarray(gemm_s, dtype=np.float64))
 
 
-def pipelined_s(
-    collective_s: ArrayLike,
-    gemm_s: ArrayLike,
-    sm_share: float,
-    added_s: ArrayLike,
-    chunks: int = OVERLAP_CHUNKS,
-) -> Floats:
+def pipelined_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, added_s: ArrayLike) -> Floats:
     """The same time for a collective that feeds the GEMM, or is fed by it, chunk by chunk.
 
-        c / n + (n - 1) / n x beside(c, GEMM) + added,  at most c (a stack that gains nothing does not chunk)
+        c / n + (n - 1) / n x beside(c, GEMM) + added,  at most c (a stack that gains nothing does not chunk); n = 4
 
     Counted: one chunk of the collective without a GEMM beside it; what the chunks' GEMMs take beyond the whole one's
     (*added_s*: see BlockGemms).
     Ignored: start-up of the further chunks of the collective (peers write into each other's buffers).
     Source: Transformer Engine (userbuffers); MegaScale, arXiv 2402.15627, section 3.2.
     """
-    transfer = np.asarray(collective_s, dtype=np.float64)
+    transfer, chunks = np.asarray(collective_s, dtype=np.float64), OVERLAP_CHUNKS
     rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + np.asarray(
         added_s, dtype=np.float64
     )

@@ -137,8 +137,6 @@ class Links:
         cluster: Cluster,
         calibration: NetworkCalibration | None = None,
         *,
-        factors: Mapping[str, float] | None = None,
-        storage_bytes_per_s: float = math.inf,
         memory_bytes_per_s: float = math.inf,
         seed: int = 0,
     ) -> Links:
@@ -147,9 +145,6 @@ class Links:
         Args:
             cluster: nodes of one kind and their fabric.
             calibration: efficiencies; None = the defaults.
-            factors: share of their rate that links have left, by name with wildcards: {"nic-out:3.*": 0.5};
-                besides those of fabric.degraded_links.
-            storage_bytes_per_s: rate of the remote storage.
             memory_bytes_per_s: rate of a node's host memory.
             seed: of the places of scattered nodes.
         """
@@ -183,7 +178,7 @@ class Links:
             "spine-up": (spine_up, spine.capacity_bytes_per_s),
             "spine-down": (spine_up, spine.capacity_bytes_per_s),
             "host-out": (hosts, host), "host-in": (hosts, host), "host-both": (hosts, both),
-            "memory": (cluster.nodes, memory_bytes_per_s), "storage": (1, storage_bytes_per_s),
+            "memory": (cluster.nodes, memory_bytes_per_s), "storage": (1, math.inf),
         }  # fmt: skip
         counts = np.array([count for count, _ in rows.values()], dtype=np.int64)
         places = np.arange(cluster.nodes, dtype=np.int64)
@@ -199,7 +194,7 @@ class Links:
             splits=splits,
             spines_per_pod=min(leaf.bins, max(1, splits * count_devices(cluster).get("spine", 0) // pods)),
             place_of_node=places,
-        ).degraded({**degraded_links(fabric.degraded_links), **(factors or {})})
+        ).degraded(degraded_links(fabric.degraded_links))
 
     def __len__(self) -> int:
         return len(self.capacity_bytes_per_s)

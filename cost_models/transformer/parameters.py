@@ -150,7 +150,7 @@ class LayerShard(NamedTuple):
 
 
 def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
-    """One layer: its matrices (matrices.layer_matrices) with their biases, and its norms.
+    """One layer: its matrices (layers.layer_matrices) with their biases, and its norms.
 
     Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
     """
@@ -159,18 +159,6 @@ def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
         field = "mlp" if matrix.block in ("shared", "latent") else matrix.block
         found += ParameterCount(**{field: matrix.parameters})
     return found
-
-
-def mtp_parameters(model: Model) -> ParameterCount:
-    """The multi-token-prediction layers: each a layer like the last one, a 2h x h projection and three norms.
-
-    Counted: what is unique to them; embedding and head are shared with the model.
-    Source: arXiv 2412.19437 section 2.2; DeepSeek-V3's README_WEIGHTS (11.5B).
-    """
-    one = ParameterCount(attention=prediction_matrix(model).weights, norms=3 * _norm(model))
-    for kind, count in prediction_counts(model):
-        one += _of_kind(model, kind) * count
-    return one * model.mtp_layers
 
 
 def parameters(model: Model) -> ParameterCount:

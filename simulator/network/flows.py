@@ -166,12 +166,10 @@ class _Alarm(simpy.Event):
         self._ok, self._value = True, None
 
 
-def play_together(
-    links: Links, activities: Iterable[Activity], control: CongestionControl | None = None
-) -> FlowRecord:
+def play_together(links: Links, activities: Iterable[Activity]) -> FlowRecord:
     """Start *activities* on empty *links* and wait for all of them."""
     env = simpy.Environment()
-    network = FlowNetwork(env, links, control, record=True)
+    network = FlowNetwork(env, links, record=True)
     env.run(until=env.all_of([network.start(activity) for activity in activities]))
     assert network.recorder is not None
     return network.recorder.record()

@@ -138,9 +138,9 @@ def headed(figure: Figure, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
-def beside(axes: Axes, text: str, point: tuple[float, float], *, size: float = 9) -> None:
+def beside(axes: Axes, text: str, point: tuple[float, float]) -> None:
     """Write *text* to the right of a point."""
-    axes.annotate(text, point, (5, 0), va="center", textcoords="offset points", fontsize=size)
+    axes.annotate(text, point, (5, 0), va="center", textcoords="offset points", fontsize=9)
 
 
 def captioned(figure: Figure, lines: Sequence[str]) -> Figure:

@@ -162,12 +162,16 @@ def test_connection_and_seed_change_the_hash_and_nothing_else() -> None:
         assert np.array_equal(first.offsets, other.offsets)
 
 
+def with_cut(machine: Cluster, links: str) -> Cluster:
+    return replace(machine, fabric=replace(machine.fabric, degraded_links=links))
+
+
 def test_a_cut_up_link_moves_its_flows_to_others() -> None:
     machine = cluster(64, Fabric(routing="ecmp", nodes_per_block=16, blocks_per_pod=2))
     gpus = np.arange(128)
     whole, cut = (
         Links.of(machine),
-        Links.of(machine, factors={"leaf-up:0.1.*[0-6]": 0.0, "spine-down:1.?": 0.0}),
+        Links.of(with_cut(machine, "leaf-up:0.1.*[0-6]=0; spine-down:1.?=0")),
     )
     before, after = whole.routes(gpus, gpus + 128), cut.routes(gpus, gpus + 128)
     assert (cut.capacity_bytes_per_s[after.link] > 0).all()
@@ -181,18 +185,18 @@ def test_a_cut_up_link_moves_its_flows_to_others() -> None:
 
 def test_no_way_left() -> None:
     machine = cluster(8, replace(SMALL, routing="ecmp"))
-    links = Links.of(machine, factors={"leaf-up:0.2.*": 0.0})
+    links = Links.of(with_cut(machine, "leaf-up:0.2.*=0"))
     links.routes([0, 1, 3], [8, 9, 11])
     with pytest.raises(InfeasibleError, match=r"leaf-up:0\.2\.\d is cut"):
         links.routes(2, 10)
     with pytest.raises(InfeasibleError, match=r"nic-out:0\.1 is cut"):
-        Links.of(machine, factors={"nic-out:0.1": 0.0}).routes(1, 9)
+        Links.of(with_cut(machine, "nic-out:0.1=0")).routes(1, 9)
     with pytest.raises(UserInputError, match=r"'nic:0'; there are .*nic-out:0.0 to nic-out:7.3"):
-        Links.of(machine, factors={"nic:0": 0.5})
+        Links.of(with_cut(machine, "nic:0=0.5"))
 
 
 def test_degraded_links() -> None:
-    links = Links.of(cluster(8, SMALL), EXACT, factors={"nic-out:1.*": 0.5})
+    links = Links.of(with_cut(cluster(8, SMALL), "nic-out:1.*=0.5"), EXACT)
     assert links.routes([0, 4], [4, 0]).pattern().burst_bytes_per_s(links) == 25e9
     assert links.routes(0, 4).pattern().burst_bytes_per_s(links) == 50e9
 

@@ -27,7 +27,6 @@ from hdpsim.cost_models.transformer.model import MOST_LAYERS, Mamba, Model, writ
 from hdpsim.cost_models.transformer.parameters import (
     active_parameters,
     layer_parameters,
-    mtp_parameters,
     parameters,
     parameters_per_gpu,
     stage_contents,
@@ -239,7 +238,8 @@ def test_prediction_layers_have_their_own_pattern():
     predicting = replace(SMALL, mtp_layers=2, mtp_pattern="*E")
     attention, experts = (as_layer(SMALL, KIND_OF[letter]) for letter in "*E")
     one = layer_parameters(attention[0], moe=False) + layer_parameters(experts[0], moe=True)
-    assert mtp_parameters(predicting).total == 2 * (one.total + 2 * 32 * 32 + 3 * 32)
+    more = parameters_per_gpu(predicting, Layout(), 0).total - parameters(predicting).total
+    assert more == 2 * (one.total + 2 * 32 * 32 + 3 * 32)
     more = forward_flop(predicting).attention / forward_flop(SMALL).attention
     assert more == 3.0  # one layer attends; with two of prediction three
 
@@ -280,7 +280,7 @@ def test_stages_hold_all_parameters_whatever_the_pattern(pattern, tp, pp, ep, mt
     layers = sum(chunk.layers for stage in stage_contents(model, layout) for chunk in stage)
     assert layers == len(pattern)
     held = [parameters_per_gpu(model, layout, stage) for stage in range(pp)]
-    whole = parameters(model).total + mtp_parameters(model).total
+    whole = parameters_per_gpu(model, Layout(), 0).total
     spread = layout.parallel.ep * layout.parallel.expert_cut
     copies = sum(part.dense for part in held) * tp + sum(part.experts for part in held) * spread
     embedding_copy = (

@@ -20,7 +20,6 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import (
     active_parameters,
     layer_parameters,
-    mtp_parameters,
     parameters,
     parameters_per_gpu,
     stage_contents,
@@ -95,7 +94,9 @@ def test_deepseek_v3_part_by_part() -> None:
     # README_WEIGHTS: 36.6B active "including 0.9B for the output Head" (so without the embedding table);
     # 11.5B unique parameters of multi-token prediction
     assert active_parameters(model) - parameters(model).embedding == pytest.approx(36.6e9, rel=0.01)
-    assert mtp_parameters(model).total == pytest.approx(11.5e9, rel=0.01)
+    assert parameters_per_gpu(model, Layout(), 0).total - parameters(model).total == pytest.approx(
+        11.5e9, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_the_shards_add_up_to_the_model(name: str, tp: int, pp: int, ep: int) ->
     model = catalog.model(name)
     layout = Layout(tp=tp, pp=pp, ep=ep if model.experts else 1)
     shards = [parameters_per_gpu(model, layout, stage) for stage in range(pp)]
-    whole = parameters(model) + mtp_parameters(model)
+    whole = parameters_per_gpu(model, Layout(), 0)
     copies = model.vocab * model.hidden * (pp > 1) * (model.tied_embeddings + model.mtp_layers)
     experts = sum(shard.experts for shard in shards) * max(tp, layout.parallel.ep)
     assert experts == whole.experts
@@ -191,10 +192,9 @@ def test_the_shards_add_up_to_the_model(name: str, tp: int, pp: int, ep: int) ->
 
 @pytest.mark.parametrize(("name", "pp"), [("deepseek-v3", 1), ("deepseek-v3", 4), ("llama-2-13b", 2)])
 def test_matrices_are_all_but_norms_embedding_and_head(name: str, pp: int) -> None:
-    # prediction layers count as others do: their norms (and the three around their projection) are no matrices
-    model = catalog.model(name)
+    model = replace(catalog.model(name), mtp_layers=0)
     found = sum(parameters_per_gpu(model, Layout(pp=pp), stage).matrices for stage in range(pp))
-    whole = parameters(model) + mtp_parameters(model)
+    whole = parameters(model)
     assert found == whole.total - whole.norms - whole.embedding - whole.positions - whole.head
 
 

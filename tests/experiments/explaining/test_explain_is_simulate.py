@@ -14,7 +14,6 @@ from hdpsim import cost_models
 from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
 from hdpsim.cost_models.layer import gemms as layer_gemms
 from hdpsim.cost_models.network.algorithms import CollectiveTime
-from hdpsim.cost_models.tracing import forget
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.explaining.explain import explain
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
@@ -135,9 +134,11 @@ def test_the_same_arithmetic_is_called_in_the_same_way(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CollectiveTime, "seconds", slower)
     monkeypatch.setattr(layer_gemms, "gemm_s", slower_gemm_s)
-    forget()  # what other tests had priced
-    assert_same_step(load_scenario("quickstart-8gpu", (*SMALL, "model.layers=8", "layout.pp=2")))
-    forget()
+    names = (
+        "model.name=slower",
+        "cluster.name=slower",
+    )  # nothing of them was priced before, nor will be again
+    assert_same_step(load_scenario("quickstart-8gpu", (*SMALL, *names, "model.layers=8", "layout.pp=2")))
 
 
 def test_no_cost_model_knows_whether_somebody_listens() -> None:

@@ -19,7 +19,6 @@ from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.software.choice import (
-    overheads_of,
     read_software,
     software_names,
 )
@@ -29,6 +28,7 @@ from hdpsim.experiments.software.rules import (
     Stack,
     _Conditions,
     left_out,
+    overheads_of,
     settable,
     setting_of,
     stacks,
