@@ -133,7 +133,7 @@ PARAMETERS: Mapping[str, Decorator | str | None] = {
     "engine": "local|dask://HOST:PORT",
     "gpu_types": click.option("--gpu", "gpu_types", metavar="A,B"),
     "gpus": "N,N,...",
-    "budget": "TIME",
+    "budget": "WORK|TIME",
     "calibration": file_option("--calibration"),
     "residuals": file_option("--write-residuals", "residuals"),
     "records": click.argument("records", metavar="[RECORDS.csv]", required=False, type=click.Path()),

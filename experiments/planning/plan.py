@@ -103,7 +103,7 @@ def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
     lines = [f"no layout of {scenario.name} that was tried can run ({found.searched:,} candidates):"]
     lines += [f"  {number:,} refused by {limit}" for limit, number in found.refused.most_common()]
     if not found.complete:
-        lines.append("  the time of --budget was up before the others were looked at")
+        lines.append(f"  --budget was used up before the others were looked at: {found.budget.words}")
     if found.closest is not None:
         excess, candidate, reason = found.closest
         lines.append(f"closest: {excess - 1.0:.0%} too much ({', '.join(candidate.overrides)}): {reason}")
@@ -408,8 +408,8 @@ def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
     lines = []
     if not found.complete:
         lines.append(
-            f"Not all candidates were looked at{_aside(found)}: the best of those that were. A larger --budget, more "
-            "--workers or keys that stay (--set) complete the search."
+            f"Not all candidates were looked at{_aside(found)}: the best of those that were. The search ended after "
+            f"{found.budget.words}. A larger --budget or keys that stay (--set) complete it."
         )
     schedules = sorted({one.setup.layout.pipeline.schedule for one in found.evaluated})
     if set(schedules) <= set(USUAL_SCHEDULES):

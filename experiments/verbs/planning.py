@@ -20,7 +20,6 @@ from hdpsim.experiments.verbs.values import (
     counts_of,
     names_of,
     quiet,
-    seconds_of,
     share_of,
     strategy_names,
     tokens_of,
@@ -43,7 +42,7 @@ def plan(
     gpu_types: Names = (),
     objective: Objective = "tokens_per_s",
     tokens: Target = None,
-    budget: str | float | None = "60s",
+    budget: str | float | None = "500 steps",
     headroom: str | float | None = None,
     searched: Iterable[str] = (),
     top: int = 5,
@@ -54,7 +53,7 @@ def plan(
 ) -> Result:
     """Which layout and strategy is best on these GPUs, and why?
 
-        best = hdpsim.plan("llama-3-70b-h100", budget="30s").scenario
+        best = hdpsim.plan("llama-3-70b-h100", budget="200 steps").scenario
         hdpsim.compare(best)
 
     Tries every layout that divides and every strategy on it, on the same global batches. Keys that are changed stay
@@ -67,14 +66,15 @@ def plan(
         gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: what is best; `"time_to_train"` needs *tokens*.
         tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
-        budget: time after which nothing new is tried, such as `"60s"`, or none.
+        budget: after how much nothing new is tried: counted work (`"500 steps"`), with which every machine finds the
+            same; a time (`"60s"`), in which a faster one gets further; or none, to the end.
         headroom: memory must suffice for so much more than is predicted, such as `"3%"`; default: what measured
             peaks say.
         searched: values that are tried of a key instead of what is usual, such as `"layout.tp=4,8"`.
         top: how many of the best are shown.
         batches: global batches to average over; default: execution.batches of the scenario.
-        workers: processes; default: one per processor. What is found does not depend on it where there is time for
-            all.
+        workers: processes; default: one per processor. What is found does not depend on it, unless a budget of time
+            ends the search.
         engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.
         progress: shows how far it is.
 
@@ -87,6 +87,7 @@ def plan(
     from hdpsim.experiments.bands.memory_fit import shipped_margin
     from hdpsim.experiments.parallel.engines import engine_of
     from hdpsim.experiments.planning import plan as study
+    from hdpsim.experiments.planning.search.budget import budget_of
     from hdpsim.experiments.planning.search.search import search
     from hdpsim.experiments.planning.search.space import space_of
 
@@ -98,7 +99,7 @@ def plan(
     check_whole_number("workers", workers, "workers")
     changes, target = override_texts(overrides), tokens_of(tokens)
     counts, types = counts_of(gpus) if gpus else (), names_of("--gpu", gpu_types) if gpu_types else ()
-    budget_s = seconds_of("--budget", budget)
+    limit = budget_of(budget)
     kept_free = share_of("--headroom", headroom, may_be_zero=True)
     if objective == "time_to_train" and target is None:
         raise UserInputError("--objective time_to_train: say how many tokens with --tokens, such as 300B")
@@ -116,7 +117,7 @@ def plan(
             checked,
             space,
             objective,
-            budget_s,
+            limit,
             shown,
             batches=batches,
             count=top,
@@ -144,7 +145,7 @@ def recommend(
     objective: Aim = "gpus",
     confidence: float = 0.8,
     keep_layout: bool = False,
-    budget: str | float | None = "60s",
+    budget: str | float | None = "500 steps",
     batches: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
@@ -162,7 +163,8 @@ def recommend(
         objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
         confidence: probability with which the date has to be met; 0.5: an even bet.
         keep_layout: only data parallelism grows; no layout is searched.
-        budget: time after which nothing new is tried, such as `"60s"`, or none.
+        budget: after how much nothing new is tried: counted work (`"500 steps"`), with which every machine finds the
+            same; a time (`"60s"`), in which a faster one gets further; or none, to the end.
         batches: global batches to average a step over; default: execution.batches of the scenario.
         progress: shows how far it is.
 
@@ -177,6 +179,7 @@ def recommend(
     from hdpsim.experiments.planning.recommending import recommend as study
     from hdpsim.experiments.planning.recommending.document import recommend_document
     from hdpsim.experiments.planning.recommending.goal import parse_goal
+    from hdpsim.experiments.planning.search.budget import budget_of
 
     if not 0.01 <= confidence <= 0.99:
         raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
@@ -186,7 +189,7 @@ def recommend(
         check_whole_number("batches", batches, "batches")
     goal = parse_goal(target)
     types = names_of("--gpu", gpu_types) if gpu_types else ()
-    budget_s = seconds_of("--budget", budget)
+    limit = budget_of(budget)
     changes = override_texts(overrides)
     batches_change = () if batches is None else (f"execution.batches={batches}",)
     checked, _ = open_scenario(scenario, (*changes, *batches_change))
@@ -199,7 +202,7 @@ def recommend(
             confidence=confidence,
             keep_layout=keep_layout,
             pinned=changes,
-            budget_s=budget_s,
+            budget=limit,
             progress=shown,
         )
     return Result(document=recommend_document(found), scenario=found.best.scenario, found=found)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from hdpsim.cost_models.reading.units import parse_quantity
-from hdpsim.errors import QuantityError, ScenarioError, UserInputError
+from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.output.amounts import parse_target
 from hdpsim.experiments.scenario.overrides import override_texts
 from hdpsim.experiments.scenario.schema import strategy_name
@@ -49,20 +48,6 @@ def steps_of(value: int | str | None) -> int | None:
     if not RANGES["steps"].holds(steps):
         raise UserInputError(f"--steps: expected all or a whole number of at least 1, got {quoted(given)}")
     return steps
-
-
-def seconds_of(name: str, value: str | float | None) -> float | None:
-    """A time as `"10min"` or seconds; None and "none": no limit."""
-    if value is None or (isinstance(value, str) and value.strip() == "none"):
-        return None
-    if not isinstance(value, str):
-        if not value >= 0:
-            raise UserInputError(f"{name}: expected a time of at least 0 s, got {value}")
-        return float(value)
-    try:
-        return parse_quantity(value, "time")
-    except QuantityError as error:
-        raise UserInputError(f"{name}: expected a time such as 60s or 10min, or none: {error}") from None
 
 
 def share_of(name: str, value: str | float | None, *, may_be_zero: bool = False) -> float | None:

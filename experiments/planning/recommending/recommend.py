@@ -15,6 +15,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.planning.plan import words_of
+from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
@@ -38,7 +39,7 @@ SHARES = (0.35, 0.2, 0.15, 0.1, 0.1, 0.1)
 """Of a type's budget: searches on the first number of GPUs, on the one that this leads to, and so on."""
 ROUNDS = len(SHARES)
 SEARCHING = 0.6
-"""Of the whole budget; the rest is for steps and campaigns on every number of GPUs that comes up."""
+"""Of a budget of time; the rest is for steps and campaigns on every number of GPUs that comes up."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
 OWN_LAYOUT = "the scenario's own layout"
@@ -101,7 +102,7 @@ def recommend(
     confidence: float = USUAL_CONFIDENCE,
     keep_layout: bool = False,
     pinned: Overrides = (),
-    budget_s: float | None = None,
+    budget: Budget = NO_LIMIT,
     progress: Progress = lambda done, total, words: None,
 ) -> Recommendation:
     """Find the GPUs that meet a goal.
@@ -114,7 +115,7 @@ def recommend(
         confidence: the probability of meeting the date that is asked for.
         keep_layout: only data parallelism grows; else layouts are searched.
         pinned: ``key=value`` changes that were made to the scenario: their keys are not searched.
-        budget_s: about how many seconds it may take; None: no limit.
+        budget: how far the searches for layouts go, all together.
         progress: told which type is looked at.
 
     Raises:
@@ -127,7 +128,7 @@ def recommend(
         one = _OneType(
             scenario=scenario, goal=goal, aim=aim, confidence=confidence, pinned=pinned, gpu=name,
             site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
-            budget_s=None if budget_s is None else budget_s * SEARCHING / len(names),
+            budget=budget.part(1.0 / len(names)),
         )  # fmt: skip
         types.append(one.kept() if keep_layout else one.searched())
     progress(len(names), len(names), "")
@@ -156,7 +157,7 @@ class _OneType:
     pinned: Overrides
     gpu: str
     site: tuple[tuple[str, object], ...]
-    budget_s: float | None
+    budget: Budget
 
     def kept(self) -> TypeResult:
         """Answer with the scenario's own layout."""
@@ -166,7 +167,8 @@ class _OneType:
 
     def searched(self) -> TypeResult:
         """Answer with the layouts that searches find for the numbers of GPUs that come up."""
-        until_s = math.inf if self.budget_s is None else time.monotonic() + self.budget_s / SEARCHING
+        limit_s = math.inf if self.budget.seconds is None else self.budget.seconds
+        until_s = time.monotonic() + limit_s
         gpus, first = self._first_layouts()
         found, complete = first.best, first.complete
         if not found:
@@ -307,9 +309,9 @@ class _OneType:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
         sized = self._sized(gpus)
         space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])
-        budget_s = None if self.budget_s is None else self.budget_s * SHARES[number]
+        budget = self.budget.part(SHARES[number] * (1.0 if self.budget.seconds is None else SEARCHING))
         headroom = shipped_margin().headroom
-        return search(sized, space, budget_s=budget_s, batches=1, headroom=headroom, seeds=seeds)
+        return search(sized, space, budget=budget, batches=1, headroom=headroom, seeds=seeds)
 
     def _with_degrees(self, gpus: int, candidate: Candidate) -> Candidate:
         """The candidate, with the degrees of the scenario that it does not change."""

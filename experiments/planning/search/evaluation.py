@@ -20,6 +20,7 @@ from hdpsim.experiments.studies.cost_to_target import price_of
 from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
 
+from .budget import NO_LIMIT, Budget
 from .setups import Setups
 from .space import Candidate, Changes, Space
 
@@ -96,6 +97,11 @@ class Contender:
     bounds_s: tuple[float, ...]
     ideal_s: float | None
 
+    @property
+    def strategy(self) -> object:
+        """The name of its strategy."""
+        return self.candidate.value("strategy.name")
+
 
 @dataclass(slots=True, kw_only=True)
 class LayoutResults:
@@ -104,7 +110,7 @@ class LayoutResults:
     Attributes:
         contenders: layouts and their candidates that have to be replayed.
         first: contenders that were replayed on the first batch, the only one or not, and their step there.
-        seconds: wall-clock time that took.
+        work: of listing and pricing, in simulated steps (see budget.py).
         cut: time was up before the last one.
     """
 
@@ -115,7 +121,7 @@ class LayoutResults:
     outrun: int = 0
     closest: tuple[float, Candidate, str] | None = None
     cut: bool = False
-    seconds: float = 0.0
+    work: float = 0.0
 
     def least(self, question: Question, so_far: float | None) -> float | None:
         """The score that has to be reached: *so_far*, or that of the last of the best here if there are enough."""
@@ -219,7 +225,8 @@ class Question:
         batches: how many global batches.
         count: how many best candidates are safe from pruning.
         headroom: over what is predicted, a share of it, for which memory must suffice.
-        deadline_s: when nothing new is begun any more, on the clock of time.monotonic; None: never.
+        budget: how far it goes.
+        began_s: when it began, on the clock of time.monotonic.
     """
 
     scenario: Scenario
@@ -227,13 +234,20 @@ class Question:
     objective: Objective
     batches: int
     count: int
-    deadline_s: float | None
+    budget: Budget = NO_LIMIT
+    began_s: float = 0.0
     headroom: float = 0.0
 
     @property
     def late(self) -> bool:
-        """Whether time is up."""
-        return self.deadline_s is not None and time.monotonic() > self.deadline_s
+        """Whether time is up, where it is limited."""
+        return self.budget.seconds is not None and self.used(0.0) >= 1.0
+
+    def used(self, work: float) -> float:
+        """Share of the budget that is used up after so much *work*; 0 without limits."""
+        if self.budget.seconds is not None:
+            return (time.monotonic() - self.began_s) / max(self.budget.seconds, 1e-9)
+        return 0.0 if self.budget.steps is None else work / max(self.budget.steps, 1e-9)
 
     def tight(self, report: MemoryReport) -> bool:
         """Whether memory would not suffice for what is predicted and the headroom."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,34 +10,29 @@ from heapq import heappop, heappush
 from math import log
 from typing import TYPE_CHECKING
 
-from .estimates import Estimates, Family, Kind, Means
+from .estimates import Estimates, Family, Kind
 from .evaluation import Contender, LayoutResults, Question, Task, most_score, ready
 from .space import Candidate, Changes
 from .survey import SHARE as SURVEY_SHARE
 from .survey import Survey
+from .work import replay_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CURIOSITY = 0.05
 """By how much, as a share of the step, layouts that were not opened count as better than expected as long as opening
-has taken less time than replaying, and as worse after that: both get about half of the time."""
+has taken less work than replaying, and as worse after that: both get about half of it."""
 TWIN = 0.3
 """Logarithm of a factor on what a twin is expected to take, for its place in the order alone."""
 LAST_SHARE = 0.5
 """Of the budget, at most, that is kept for the leaders at its end."""
 FINISHING_SHARE = 0.25
-"""Of the time so far, at most, that goes into replaying the leaders in full; the rest looks for better ones."""
+"""Of the work so far, at most, that goes into replaying the leaders in full; the rest looks for better ones."""
 TOGETHER = 8
 """Layouts of a task, where equal sequences make each a matter of milliseconds."""
 LEADERS = 2
 """So many times the candidates that are wanted are replayed in full: a first look is off by some percent."""
-SLOWER = 3.0
-"""Time of a replay in full over that of a first look, per batch, as long as none was seen."""
-IN_TIME = 1.3
-"""Time that is kept for the leaders, over what they are expected to take."""
-CHUNK_S = 0.2
-"""About what a task for another process should take."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,7 +46,6 @@ class Entry:
         own: whether it is the scenario's own layout.
         contender: the candidate; None: none of the layout's is known.
         step_s: on the first batch, once it was replayed.
-        took_s: wall-clock time of that.
         twin: an earlier one is likely to be the same under another name.
     """
 
@@ -61,7 +55,6 @@ class Entry:
     own: bool = False
     contender: Contender | None = None
     step_s: float = 0.0
-    took_s: float = 0.0
     twin: bool = False
 
     @cached_property
@@ -153,14 +146,12 @@ class Race:
         question: what all have in common.
         entries: the layouts.
         least: the score that has to be reached by now.
-        slots: processes.
         opened: how many were opened or refused.
     """
 
     question: Question
     entries: list[Entry]
     least: Callable[[], float | None]
-    slots: int = 1
     opened: int = 0
 
     def __post_init__(self) -> None:
@@ -177,24 +168,19 @@ class Race:
             self.open.add(entry)
         self.waiting: list[Entry] = []
         """Looked at, not replayed in full."""
-        self._seeds: dict[Changes, Entry] = {}
+        self._seeds: deque[Entry] = deque()
         """Candidates that are tried first."""
+        self._seeded: set[Changes] = set()
         self._known: dict[Changes, Entry] = {}
         """What is being worked on, by its changes."""
         self._full: list[float] = []
         """Scores at first sight of those that were, or are being, replayed in full."""
-        self._slower = Means()
-        """Time of a replay in full over that of a first look, per batch."""
-        self._took_s: dict[Changes, float] = {}
-        """Time of the first look at what is being replayed in full."""
-        self._replay_s = Means()
-        """Wall-clock time of a first look, by strategy."""
         self._worth: dict[Changes, float] = {}
         self._looks: set[tuple[object, ...]] = set()
-        self._opening_s = self._replaying_s = self._finishing_s = 0.0
+        self._surveying = self._opening = self._replaying = self._finishing = 0.0
+        """Work that was done or is under way, in simulated steps."""
         self._finished = False
         """Whether any candidate was replayed in full."""
-        self._began = time.monotonic()
         self.outrun = 0
         """Candidates that a bound showed to be slower than the best ones before they were replayed."""
 
@@ -214,20 +200,27 @@ class Race:
                 contender = Contender(
                     candidate=candidate, site=parent.site, kind=("seed",), bounds_s=(), ideal_s=None
                 )
-                self._seeds[candidate.changes] = replace(parent, contender=contender)
+                self._seeds.append(replace(parent, contender=contender))
+                self._seeded.add(candidate.changes)
 
     @property
     def over(self) -> bool:
         """Whether nothing is left."""
         return not self._own and self._survey is None and not self.open and not self.waiting
 
+    @property
+    def _work(self) -> float:
+        return self._surveying + self._opening + self._replaying + self._finishing
+
+    @property
+    def _used(self) -> float:
+        return self.question.used(self._work)
+
     def tasks(self) -> Iterator[Task]:
         """What is to be done next, until nothing is known to be."""
-        for entry in self._seeds.values():
-            assert entry.contender is not None
-            self._known[entry.contender.candidate.changes] = entry
-            yield self._task(entry, contenders=(entry.contender,))
-        while not self.question.late:
+        while self._seeds:
+            yield self._replay(self._seeds.popleft())
+        while self._used < 1.0:
             leader = self._leader()
             if self._own:
                 entry = self._own.pop(0)
@@ -250,23 +243,21 @@ class Race:
     def take(self, task: Task, results: LayoutResults) -> None:
         """Learn from what became of a task."""
         if task.in_full:
-            self._finishing_s += results.seconds / self.slots
-            looks_s = [self._took_s.pop(one.candidate.changes) for one in task.contenders]
-            self._slower.add(None, results.seconds / (sum(looks_s) * len(self._ready.lengths)))
             self._finished |= bool(results.evaluated)
             return
         if task.glance:
+            self._surveying += results.work
             self._glanced(self._known.pop((*task.site, *task.layouts[0])), results)
             return
         if task.layouts:
             self.opened += len(task.layouts)
-            self._opening_s += results.seconds
+            self._opening += results.work
             parents = {layout: self._known.pop((*task.site, *layout)) for layout in task.layouts}
             for layout, parent in parents.items():
                 rivals = [
                     replace(parent, contender=contender)
                     for one, contender in results.contenders
-                    if one == layout and contender.candidate.changes not in self._seeds
+                    if one == layout and contender.candidate.changes not in self._seeded
                 ]
                 for entry in rivals:
                     entry.twin = self._seen(entry)
@@ -274,17 +265,15 @@ class Race:
                 for entry in rivals:
                     self.open.add(entry)
             return
-        self._replaying_s += results.seconds
         in_full = {one.candidate for one in results.evaluated}
         for contender, step_s in results.first:
             entry = self._known[contender.candidate.changes]
-            entry.step_s, entry.took_s = step_s, results.seconds / len(task.contenders)
+            entry.step_s = step_s
             self._estimates.learn(entry.family, entry.kind, entry.guess_s, entry.step_s)
             if contender.candidate not in in_full:
                 self.waiting.append(entry)
         for contender in task.contenders:
             del self._known[contender.candidate.changes]
-            self._replay_s.add(contender.kind[0], results.seconds / len(task.contenders))
 
     def _score(self, site: Changes, step_s: float) -> float:
         """Score of so long a step on the first batch; that of energy as if all drew as little as they can."""
@@ -326,8 +315,7 @@ class Race:
         """The next layout of the survey; None where it has ended, or waits for what was asked."""
         if self._survey is None:
             return None
-        deadline_s, spent_s = self.question.deadline_s, time.monotonic() - self._began
-        in_time = deadline_s is None or spent_s < SURVEY_SHARE * (deadline_s - self._began)
+        in_time = self._used < SURVEY_SHARE
         entry = self._survey.take() if in_time else None
         if entry is None and not (in_time and self._survey.waits):
             for other in self._survey.rest():
@@ -346,49 +334,49 @@ class Race:
         ahead = [entry for entry in ahead if self._first_score(entry) >= best[-1]]
         if not ahead:
             return None
-        now, deadline_s = time.monotonic(), self.question.deadline_s
-        slower = self._slower.get(None, SLOWER) * len(self._ready.lengths) / self.slots
-        full_s = [entry.took_s * slower for entry in ahead]
-        if self._finishing_s + full_s[0] <= FINISHING_SHARE * (now - self._began):
+        full = [self._full_work(entry) for entry in ahead]
+        if self._finishing + full[0] <= FINISHING_SHARE * self._work:
             return ahead[0]
-        if deadline_s is None:
-            return None
-        kept_s = min(IN_TIME * sum(full_s), LAST_SHARE * (deadline_s - self._began))
-        return ahead[0] if deadline_s - now < kept_s else None
+        used = self._used
+        kept = min(used * sum(full) / self._work, LAST_SHARE)
+        return ahead[0] if used and 1.0 - used < kept else None
 
-    def _expected_s(self, entry: Entry) -> float:
+    def _full_work(self, entry: Entry) -> float:
         assert entry.contender is not None
-        return self._replay_s.get(entry.contender.kind[0], CHUNK_S)
+        return replay_work(self.question, entry.contender, in_full=True)
 
     def _finish(self, entry: Entry) -> Task:
         assert entry.contender is not None
         self.waiting.remove(entry)
-        self._took_s[entry.contender.candidate.changes] = entry.took_s
         self._full.append(self._first_score(entry))
+        self._finishing += self._full_work(entry)
         return self._task(entry, contenders=(entry.contender,), in_full=True)
 
+    def _replay(self, entry: Entry) -> Task:
+        """A first look at a candidate."""
+        assert entry.contender is not None
+        self._known[entry.contender.candidate.changes] = entry
+        self._replaying += replay_work(self.question, entry.contender, in_full=False)
+        return self._task(entry, contenders=(entry.contender,))
+
     def _explore(self) -> Task | None:
-        """Open the most promising layout, or replay the most promising candidates; None if they are outrun."""
-        curious = self._opening_s < self._replaying_s
+        """Open the most promising layouts, or look at the most promising candidate; None if it is outrun."""
+        curious = self._opening < self._replaying
         first = entry = self.open.take(curious=curious)
-        layouts, contenders, spent_s = [], [], 0.0
-        while entry is not None:
-            if entry.contender is None:
-                self._known[*entry.site, *entry.layout] = entry
-                layouts.append(entry.layout)
-                enough = not self._ready.equal or len(layouts) == TOGETHER
-            else:
-                if self._hopeless(entry.contender):
-                    self.outrun += 1
-                else:
-                    self._known[entry.contender.candidate.changes] = entry
-                    contenders.append(entry.contender)
-                    spent_s += self._expected_s(entry)
-                enough = self.slots == 1 or spent_s >= CHUNK_S
-            entry = None if enough else self.open.take(like=first, curious=curious)
-        if first is None or (not layouts and not contenders):
+        if first is None:
             return None
-        return self._task(first, tuple(layouts), tuple(contenders))
+        if first.contender is not None:
+            if not self._hopeless(first.contender):
+                return self._replay(first)
+            self.outrun += 1
+            return None
+        layouts = []
+        while entry is not None:
+            self._known[*entry.site, *entry.layout] = entry
+            layouts.append(entry.layout)
+            enough = not self._ready.equal or len(layouts) == TOGETHER
+            entry = None if enough else self.open.take(like=first, curious=curious)
+        return self._task(first, tuple(layouts))
 
     def _hopeless(self, contender: Contender) -> bool:
         setup = self._ready.setups(contender.site).base

@@ -6,8 +6,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from math import inf, log2
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.parallel.engines import LocalEngine
 
 from .bounds import bounds_of
+from .budget import NO_LIMIT, Budget
 from .evaluation import Evaluated, LayoutResults, Objective, Question, Task, ranked, ready, score_of
 from .race import Entry, Race
 from .space import Candidate, Changes, Space, own_value
@@ -35,6 +38,9 @@ Progress = Callable[[int, int, str], None]
 BEST = 5
 ALONE_S = 5.0
 """How long one process works before others are started, which takes a second or two."""
+WAVE, GROWS = 16, 4
+"""Most tasks that are chosen before any of them is taken over, the same for any number of processes, so that their
+number changes no result; and how many must have been taken over for one more: at first every task is learned from."""
 
 PACK_TOKENS = 8192.0
 """About what a micro-batch of unequal sequences holds, for the order of layouts alone."""
@@ -54,12 +60,14 @@ class Found:
         closest: of what memory refused, the candidate that lacks least, and the message.
         searched: candidates that were looked at to the end.
         set_aside: candidates that were looked at, but not replayed in full.
+        budget: what the search was allowed.
         complete: whether that is all of them.
         interrupted: Ctrl-C came before the end.
     """
 
     objective: Objective
     headroom: float = 0.0
+    budget: Budget = NO_LIMIT
     best: list[Evaluated] = field(default_factory=list)
     own: Evaluated | None = None
     own_reason: str = ""
@@ -103,7 +111,7 @@ def search(
     scenario: Scenario,
     space: Space,
     objective: Objective = "tokens_per_s",
-    budget_s: float | None = None,
+    budget: Budget = NO_LIMIT,
     progress: Progress = lambda done, total, words: None,
     *,
     batches: int | None = None,
@@ -124,7 +132,7 @@ def search(
         scenario: what was asked about; its batches are everybody's.
         space: what is tried.
         objective: what is best.
-        budget_s: seconds after which nothing new is begun; None: no limit.
+        budget: how far it goes.
         progress: told after every layout.
         batches: how many global batches; default: the scenario's.
         count: how many best candidates are wanted: as many are safe from pruning.
@@ -141,10 +149,11 @@ def search(
         objective=objective,
         batches=batches or scenario.batch_count,
         count=count,
-        deadline_s=None if budget_s is None else began + budget_s,
+        budget=budget,
+        began_s=began,
         headroom=headroom,
     )
-    found = Found(objective=objective, headroom=headroom, own_reason=own_reason)
+    found = Found(objective=objective, headroom=headroom, budget=budget, own_reason=own_reason)
     try:
         if not own_reason:
             _own(question, found)
@@ -283,21 +292,20 @@ def _run(
 
 
 def _results(race: Race, workers: int | None, engine: Engine | None) -> Iterator[tuple[Task, LayoutResults]]:
-    """What becomes of every task: at first one after the other, by several processes if that takes long."""
-    began = time.monotonic()
+    """What becomes of every task, in their order: of one process at first, of several if that takes long."""
+    began, taken = time.monotonic(), 0
     slots = workers or os.cpu_count() or 1
-    if engine is None:
-        for task in race.tasks() if workers is None or slots == 1 else ():
-            yield task, work_on(task)
-            if slots > 1 and time.monotonic() - began > ALONE_S:
-                break
-        if slots == 1:
-            return
-    with engine or LocalEngine(slots) as pool:
-        race.slots = pool.slots
-        while not race.over and not race.question.late:
-            for finished in dispatch(pool, work_on, race.tasks()):
-                yield finished.arguments, finished.value or LayoutResults(cut=True)
+    with ExitStack() as stack:
+        pool = None if engine is None else stack.enter_context(engine)
+        while wave := list(islice(race.tasks(), min(WAVE, 1 + taken // GROWS))):
+            taken += len(wave)
+            if pool is None and slots > 1 and (workers or time.monotonic() - began > ALONE_S):
+                pool = stack.enter_context(LocalEngine(slots))
+            if pool is None:
+                yield from ((task, work_on(task)) for task in wave)
+                continue
+            finished = sorted(dispatch(pool, work_on, wave), key=lambda one: one.number)
+            yield from ((one.arguments, one.value or LayoutResults(cut=True)) for one in finished)
 
 
 def _least(question: Question, found: Found) -> float | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.uniform import price_uniform
 
 from .bounds import bounds_of, mesh_bound_s, quiet_bound_s
+from .budget import CANDIDATE, CHUNKS, DRAFTS, DRAWN, LAYOUT, PRICED
 from .space import Candidate, Changes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
     """Price what can be priced; everything else that is not refused becomes a contender."""
     question, known = task.question, ready(task.question)
     setups, changes = known.setups(task.site), (*task.site, *layout)
+    results.work += LAYOUT
     try:
         setup = setups.of(changes)
         check_smallest(setup)
@@ -89,6 +91,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
         try:
             own = setups.of(candidate.changes)
             if known.equal and question.prices(own):
+                results.work += PRICED if own.execution.draws_nothing else DRAWN
                 _note(_priced(question, candidate, own, results.least(question, task.least)), results)
                 continue
             if _is_tight(question, own, known.lengths[0], known.longest):
@@ -111,6 +114,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             candidate=candidate, site=task.site, kind=kind, bounds_s=bounds_s, ideal_s=ideal_s
         )
         results.contenders.append((layout, contender))
+        results.work += CANDIDATE
         if task.glance:
             results.refused.clear()  # they are counted when the layout is opened
             break
@@ -126,11 +130,10 @@ def _note(one: Evaluated | None, results: LayoutResults) -> None:
 def replay(task: Task) -> LayoutResults:
     """Replay contenders: in full if the task says so, or if a first look would be no shorter.
 
-    A first look takes the first batch alone, and of hdp-opt's plans the one that few drafts give. Without a deadline
+    A first look takes the first batch alone, and of hdp-opt's plans the one that few drafts give. Without a budget
     everything is replayed in full in the end.
     """
     question, known, results = task.question, ready(task.question), LayoutResults()
-    hurries = question.deadline_s is not None
     for contender in task.contenders:
         if question.late:
             results.cut = True
@@ -138,7 +141,7 @@ def replay(task: Task) -> LayoutResults:
         candidate = contender.candidate
         try:
             setup = known.setups(task.site).of(candidate.changes)
-            if not task.in_full and (len(known.lengths) > 1 or (hurries and setup.strategy.name == DRAFTED)):
+            if not task.in_full and looks_first(question, setup.strategy.name):
                 step = simulate_step(setup, known.lengths[0], quick=True)
                 results.first.append((contender, step.step_s))
                 continue
@@ -159,11 +162,22 @@ def replay(task: Task) -> LayoutResults:
 
 
 def work_on(task: Task) -> LayoutResults:
-    """What a process makes of a task; it notes how long that took."""
-    began = time.monotonic()
-    results = replay(task) if task.contenders else try_layouts(task)
-    results.seconds = time.monotonic() - began
-    return results
+    """What a process makes of a task."""
+    return replay(task) if task.contenders else try_layouts(task)
+
+
+def looks_first(question: Question, strategy: object) -> bool:
+    """Whether a first look at a strategy's candidate is shorter than its replay in full."""
+    return len(ready(question).lengths) > 1 or (question.budget.limited and strategy == DRAFTED)
+
+
+def replay_work(question: Question, contender: Contender, *, in_full: bool) -> float:
+    """Work of replaying a candidate, in simulated steps."""
+    degrees = (contender.candidate.value(key, 1) for key in ("layout.pp", "layout.vpp"))
+    step = 1.0 + prod(int(str(degree)) for degree in degrees) / CHUNKS
+    if not in_full and looks_first(question, contender.strategy):
+        return step
+    return step * len(ready(question).lengths) * (DRAFTS if contender.strategy == DRAFTED else 1.0)
 
 
 def _is_tight(question: Question, setup: Setup, lengths: Lengths, longest: int) -> bool:

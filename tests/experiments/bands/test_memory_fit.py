@@ -60,7 +60,7 @@ def test_what_does_not_fit_the_host_does_not_fit() -> None:
 def test_every_verb_says_the_same_of_the_same_memory() -> None:
     said = hdpsim.simulate(SCENARIO).to_dict()["results"]["memory"]
     assert said["fits_probability"] == shipped_fit().probability(said["total_bytes"] / said["capacity_bytes"])
-    for one in hdpsim.plan(SCENARIO, budget="2s", batches=1).to_dict()["candidates"]:
+    for one in hdpsim.plan(SCENARIO, budget="20 steps", batches=1).to_dict()["candidates"]:
         capacity = one["memory_gib"] + one["headroom_gib"]
         assert one["fits_probability"] == pytest.approx(
             shipped_fit().probability(one["memory_gib"] / capacity)

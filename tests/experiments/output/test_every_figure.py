@@ -45,7 +45,7 @@ VERBS: dict[str, Callable[[Path], Result]] = {
     "sweep": lambda folder: hdpsim.sweep(SWEEP, store=folder, workers=1),
     "replay": lambda _: hdpsim.replay(SCENARIO, steps=3, workers=1),
     "campaign": lambda _: hdpsim.campaign(SCENARIO, duration="30d", seeds=3, workers=1),
-    "plan": lambda _: hdpsim.plan(SCENARIO, budget="1s", batches=1, workers=1),
+    "plan": lambda _: hdpsim.plan(SCENARIO, budget="10 steps", batches=1, workers=1),
     "fabric": lambda _: hdpsim.fabric("llama3-24k"),
     "fabric of a node": lambda _: hdpsim.fabric("quickstart-8gpu"),
 }  # fmt: skip

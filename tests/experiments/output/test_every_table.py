@@ -47,7 +47,7 @@ VERBS: dict[str, Callable[[Path], Result]] = {
     "undisturbed campaign": lambda _: hdpsim.campaign(SCENARIO, duration="6h", seeds=2, workers=1),
     "campaign": lambda _: hdpsim.campaign(SCENARIO, {"gpus": 4096}, duration="5d", seeds=2, workers=1),
     "check": lambda _: hdpsim.check(SCENARIO, {"layout.tp": 8}, batches=1),
-    "plan": lambda _: hdpsim.plan(SCENARIO, budget="1s", batches=1, workers=1),
+    "plan": lambda _: hdpsim.plan(SCENARIO, budget="10 steps", batches=1, workers=1),
     "recommend": lambda _: hdpsim.recommend(SCENARIO, "1B tokens in 2 days", keep_layout=True, batches=1),
     "fabric": lambda _: hdpsim.fabric(SCENARIO),
     "flows": lambda _: hdpsim.flows(SCENARIO),

@@ -15,6 +15,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.plan import front, plan_document, planned, why
 from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
+from hdpsim.experiments.planning.search.budget import Budget, budget_of
 from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
 from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
 from hdpsim.experiments.planning.search.search import Found, entries_of, search
@@ -330,7 +331,7 @@ def test_no_step_of_equal_sequences_is_shorter_than_the_bound_of_its_mesh(option
 
 def test_a_scenario_that_does_not_fit_is_no_candidate() -> None:
     large = ("model=llama-3-70b", "memory.must_fit=false", "layout.rank_capacity=4K tokens", "layout.tp=1")
-    found = search(small().with_changes(large), Space(), budget_s=0.0)
+    found = search(small().with_changes(large), Space(), budget=Budget(steps=0.0))
     assert found.own is not None
     assert not found.own.memory.fits
     assert not found.best
@@ -353,6 +354,38 @@ def test_types_of_gpus_are_compared() -> None:
     assert {one.setup.cluster.gpu.name for one in found.evaluated} == {"h100-80gb", "h200-141gb"}
     for one in found.best:
         assert planned(small(), one).setup().cluster == one.setup.cluster
+
+
+@pytest.mark.parametrize("text", ["soon", "-1 steps", "steps", "-1s", "5 GPUs", "nan"])
+def test_a_budget_is_work_or_time(text: str) -> None:
+    with pytest.raises(UserInputError, match="--budget: expected simulated steps"):
+        budget_of(text)
+
+
+def cut_short(workers: int) -> Found:
+    scenario = small(several=True).with_changes(("strategy.name=static",))
+    space = Space(values={**FEW, "strategy.name": ("static", "hdp-naive")})
+    return search(scenario, space, batches=2, budget=Budget(steps=8.0), workers=workers)
+
+
+def test_a_slow_machine_finds_what_a_fast_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the slow one passes an hour with every look at it; the work that a budget counts is the same."""
+    fast, hours = cut_short(1), iter(range(10**6))
+    monkeypatch.setattr("time.monotonic", lambda: 3600.0 * next(hours))
+    slow = cut_short(1)
+    assert not fast.complete
+    assert fast.set_aside
+    assert (slow.searched, slow.set_aside, slow.refused) == (fast.searched, fast.set_aside, fast.refused)
+    assert [(one.candidate, one.tokens_per_s) for one in slow.evaluated] == [
+        (one.candidate, one.tokens_per_s) for one in fast.evaluated
+    ]
+
+
+@pytest.mark.slow
+def test_processes_find_the_same_in_a_search_cut_short() -> None:
+    alone, together = map(cut_short, (1, 2))
+    assert alone.searched == together.searched
+    assert [one.candidate for one in alone.evaluated] == [one.candidate for one in together.evaluated]
 
 
 @pytest.mark.slow
@@ -382,9 +415,7 @@ def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int
 def test_a_replay_stops_between_batches_where_it_may() -> None:
     scenario, asked = small(several=True), iter((False, True))
     with pytest.raises(StoppedError):
-        question = Question(
-            scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=1, deadline_s=None
-        )
+        question = Question(scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=1)
         replayed(question, Candidate(changes=()), scenario.setup(), (), None, lambda: next(asked))
     assert next(asked, None) is None
 
@@ -400,9 +431,7 @@ def test_seeds_are_tried_first_and_once(found: Found) -> None:
 
 def test_the_own_layout_is_opened_first() -> None:
     scenario = small(several=True)
-    question = Question(
-        scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=3, deadline_s=None
-    )
+    question = Question(scenario=scenario, space=Space(), objective="tokens_per_s", batches=3, count=3)
     race = Race(question=question, entries=entries_of(question), least=lambda: None)
     (first,) = next(race.tasks()).layouts
     assert dict(first) == {key: own_value(scenario, key) for key in dict(first)}
@@ -412,7 +441,7 @@ def test_the_own_layout_is_opened_first() -> None:
 @pytest.mark.slow
 def test_a_budget_that_ends_early_says_so_and_has_exact_replays_only() -> None:
     scenario = small(several=True)
-    found = search(scenario, Space(), budget_s=1.0, batches=3)
+    found = search(scenario, Space(), budget=Budget(steps=20.0), batches=3)
     assert not found.complete
     for one in found.best:
         outcome = run_batches(scenario.with_changes(one.candidate.overrides), scenario.batches(3))
@@ -441,7 +470,7 @@ def test_what_relatives_took_decides_who_is_next() -> None:
 
 
 def test_time_that_is_up_keeps_what_was_found() -> None:
-    found = search(small(), Space(), budget_s=0.0)
+    found = search(small(), Space(), budget=Budget(steps=0.0))
     assert not found.complete
     assert found.best == [found.own]
     assert "Nothing that was tried (the search did not end; replayed: 1) is better" in why(found)

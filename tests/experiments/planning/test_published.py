@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from hdpsim.experiments.bands.memory_fit import shipped_margin
+from hdpsim.experiments.planning.search.budget import Budget
 from hdpsim.experiments.planning.search.evaluation import Question, Task
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import Space, own_value
@@ -13,7 +14,7 @@ from hdpsim.experiments.planning.search.work import work_on
 from hdpsim.experiments.records.scenario import record_scenario
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 
-BUDGET_S = 2.0
+BUDGET = Budget(steps=20.0)
 
 
 def llama3(context: str, cp: int) -> Scenario:
@@ -46,7 +47,7 @@ def published(name: str) -> Scenario:
 def test_published_layouts_survive_and_the_plan_is_at_least_as_fast(name: str) -> None:
     scenario, space = published(name), Space()
     headroom = shipped_margin().headroom
-    found = search(scenario, space, budget_s=BUDGET_S, batches=1, headroom=headroom)
+    found = search(scenario, space, budget=BUDGET, batches=1, headroom=headroom)
     assert found.own is not None
     assert found.own.memory.fits
     assert not found.own.tight
@@ -63,7 +64,6 @@ def test_published_layouts_survive_and_the_plan_is_at_least_as_fast(name: str) -
         objective="tokens_per_s",
         batches=1,
         count=5,
-        deadline_s=None,
         headroom=headroom,
     )
     survivors = work_on(Task(question=question, site=(), layouts=(own[0],))).evaluated

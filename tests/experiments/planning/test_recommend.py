@@ -25,6 +25,7 @@ from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
 from hdpsim.experiments.planning.recommending.recommend import recommend
 from hdpsim.experiments.planning.recommending.sizing import block_of
+from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import space_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
@@ -204,7 +205,16 @@ def run(path: Path, *arguments: str) -> Result:
 def test_types_are_compared_with_searched_layouts(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(DOCUMENT))
-    options = ("--gpu", "h100,h200", "--target", "200B tokens in 3 days", "--budget", "20s", "--batches", "1")
+    options = (
+        "--gpu",
+        "h100,h200",
+        "--target",
+        "200B tokens in 3 days",
+        "--budget",
+        "150 steps",
+        "--batches",
+        "1",
+    )
     result = run(path, *options, "--json", "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -222,14 +232,14 @@ def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.Monke
 
     def once(scenario: Scenario, *given: Any, **named: Any) -> Any:
         searches.append(scenario.cluster.gpus)
-        return search(scenario, *given, **{**named, "budget_s": None})
+        return search(scenario, *given, **{**named, "budget": NO_LIMIT})
 
-    def found(budget_s: float | None) -> tuple[int, bool]:
+    def found(budget: Budget) -> tuple[int, bool]:
         searches.clear()
         pinned = ("strategy.name=static", "layout.tp=2", "layout.recompute=none", "layout.sharding=zero1")
         goal = parse_goal("500B tokens in 3 days")
         answer = recommend_document(
-            recommend(small("layout.recompute=none"), goal, budget_s=budget_s, pinned=pinned)
+            recommend(small("layout.recompute=none"), goal, budget=budget, pinned=pinned)
         )
         said = "Not all layouts were looked at" in answer.text()
         assert said is not answer.payload["best"]["all_layouts"]
@@ -240,8 +250,8 @@ def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.Monke
         "hdpsim.experiments.planning.recommending.recommend.time",
         SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)),
     )
-    assert found(60.0) == (1, True)
-    searched, said = found(None)
+    assert found(Budget(seconds=60.0)) == (1, True)
+    searched, said = found(NO_LIMIT)
     assert searched > 1
     assert not said
 

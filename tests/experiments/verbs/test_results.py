@@ -142,7 +142,7 @@ def test_wrong_values_say_what_is_allowed() -> None:
         "unknown strategy|static": lambda: hdpsim.compare(QUICK, strategies=["statik"]),
         "gpus: expected whole numbers": lambda: hdpsim.scale(QUICK, [8, 0]),
         "given more than once": lambda: hdpsim.scale(QUICK, [8, 8]),
-        "budget: expected a time": lambda: hdpsim.plan(QUICK, budget="soon"),
+        "budget: expected simulated steps": lambda: hdpsim.plan(QUICK, budget="soon"),
         "objective must be one of": lambda: hdpsim.plan(QUICK, objective="fame"),  # type: ignore[arg-type]
         "top must be": lambda: hdpsim.plan(QUICK, top=0),
         "confidence must be": lambda: hdpsim.recommend(QUICK, "1B tokens in 1 days", confidence=2),
