@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import numpy as np
@@ -34,6 +35,11 @@ FabricKind = Literal["rail-optimised", "fat-tree"]
 Routing = Literal["ideal", "ecmp"]
 CongestionControl = Literal["ideal", "none", "dcqcn", "hybrid"]
 Placement = Literal["grouped", "scattered"]
+LinkKind = Literal[
+    "gpu-out", "gpu-in", "pair", "pcie-out", "pcie-in", "nic-out", "nic-in", "leaf-up", "leaf-down", "spine-up",
+    "spine-down", "host-out", "host-in", "host-both", "memory", "storage",
+]  # fmt: skip
+KINDS: tuple[LinkKind, ...] = LinkKind.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +137,17 @@ class Node(Checked):
         return min(1.0, (gpus - 1) / (self.board_gpus - 1))
 
 
+def _may_be_link(glob: str) -> bool:
+    """Whether links of some kind may have a name of this pattern: `leaf-up:0.*`, `nic-*`."""
+    kind, colon, _ = glob.partition(":")
+    return any(fnmatchcase(one, kind) for one in KINDS) if colon else any(map(glob.__contains__, "*?["))
+
+
 def degraded_links(text: str) -> dict[str, float]:
     """What is left of which links, from "nic-out:3.*=0.5; leaf-up:0.1.7=0".
 
     Raises:
-        UserInputError: a part that is not NAME=FACTOR with a factor from 0 to 1.
+        UserInputError: a part that is not NAME=FACTOR with a factor from 0 to 1, or a name that no link has.
     """
     factors = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -148,6 +160,8 @@ def degraded_links(text: str) -> dict[str, float]:
             raise UserInputError(
                 f"expected NAME=FACTOR; ... with factors from 0 (cut) to 1, got {quoted(part)}"
             )
+        if not _may_be_link(name):
+            raise UserInputError(f"no link is called {name!r}; names begin with {':, '.join(KINDS)}:")
     return factors
 
 

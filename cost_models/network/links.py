@@ -33,17 +33,11 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
-from hdpsim.cost_models.hardware.parts import Cluster, Node, degraded_links
+from hdpsim.cost_models.hardware.parts import KINDS, Cluster, LinkKind, Node, degraded_links
 from hdpsim.cost_models.network.fabric import check_fabric
 from hdpsim.cost_models.network.graph import count_devices
 from hdpsim.cost_models.network.routes import RouteBuilder
-from hdpsim.errors import InfeasibleError, UserInputError
-
-LinkKind = Literal[
-    "gpu-out", "gpu-in", "pair", "pcie-out", "pcie-in", "nic-out", "nic-in", "leaf-up", "leaf-down", "spine-up",
-    "spine-down", "host-out", "host-in", "host-both", "memory", "storage",
-]  # fmt: skip
-KINDS: tuple[LinkKind, ...] = LinkKind.__args__  # type: ignore[attr-defined]
+from hdpsim.errors import InfeasibleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -213,7 +207,10 @@ class Links:
                     names[first] + (f" to {names[first + count - 1]}" if count > 1 else "")
                     for first, count in kinds
                 )
-                raise UserInputError(f"no link of {self.cluster.name} is called {glob!r}; there are {known}")
+                raise InfeasibleError(
+                    f"cluster.fabric.degraded_links: no link of {self.cluster.name} is called {glob!r}; "
+                    f"there are {known}"
+                )
             capacity[matching] *= factor
         return replace(self, capacity_bytes_per_s=capacity)
 

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from hdpsim.arrays import Floats, Ints, offsets_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.network.links import LinkKind, Links
+    from hdpsim.cost_models.hardware.parts import LinkKind
+    from hdpsim.cost_models.network.links import Links
 
 TRIES = 64  # hashes tried for a flow whose link is cut, before all links are tried in order
 

@@ -10,7 +10,8 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 
 if TYPE_CHECKING:
     from hdpsim.arrays import Floats
-    from hdpsim.cost_models.network.links import LinkKind, Links
+    from hdpsim.cost_models.hardware.parts import LinkKind
+    from hdpsim.cost_models.network.links import Links
     from hdpsim.experiments.studies.links.patterns import Trial
 
 

@@ -108,7 +108,9 @@ def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
         excess, candidate, reason = found.closest
         lines.append(f"closest: {excess - 1.0:.0%} too much ({', '.join(candidate.overrides)}): {reason}")
     advice = "use more GPUs (--gpus) or another type (--gpu)"
-    if found.refused[GPU_MEMORY]:
+    if not found.searched:
+        advice = "give a larger --budget"
+    elif found.refused[GPU_MEMORY]:
         advice = "use more GPUs (--gpus), GPUs with more memory (--gpu h200,b200), or a shorter data.context"
     elif found.refused[ON_PAPER] or any(one.tight for one in found.evaluated):
         advice = "leave less memory free (--headroom 0), " + advice

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hdpsim.errors import HdpSimError, InfeasibleError, OwnPlanError, StrategyError, UserInputError
-from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts, parse_override
+from hdpsim.experiments.scenario.overrides import RIVALS, GivenOverrides, override_texts, parse_override
 from hdpsim.experiments.scenario.scenario import ScenarioSource, load_scenario
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.running import Target
@@ -20,6 +20,7 @@ from hdpsim.experiments.verbs.values import (
     counts_of,
     names_of,
     quiet,
+    refuse_twice,
     share_of,
     strategy_names,
     tokens_of,
@@ -99,6 +100,10 @@ def plan(
     check_whole_number("workers", workers, "workers")
     changes, target = override_texts(overrides), tokens_of(tokens)
     counts, types = counts_of(gpus) if gpus else (), names_of("--gpu", gpu_types) if gpu_types else ()
+    if counts:
+        refuse_twice("--gpus", ("gpus", *RIVALS["gpus"]), changes)
+    if types:
+        refuse_twice("--gpu", ("cluster.node",), changes)
     limit = budget_of(budget)
     kept_free = share_of("--headroom", headroom, may_be_zero=True)
     if objective == "time_to_train" and target is None:
@@ -191,6 +196,8 @@ def recommend(
     types = names_of("--gpu", gpu_types) if gpu_types else ()
     limit = budget_of(budget)
     changes = override_texts(overrides)
+    if types:
+        refuse_twice("--gpu", ("cluster.node",), changes)
     batches_change = () if batches is None else (f"execution.batches={batches}",)
     checked, _ = open_scenario(scenario, (*changes, *batches_change))
     with progress("recommending", "types") as shown:
@@ -332,6 +339,7 @@ def scale(
     from hdpsim.experiments.studies import scale as study
 
     counts = counts_of(gpus)
+    refuse_twice("--gpus", ("gpus", *RIVALS["gpus"]), override_texts(overrides))
     names = None if strategies is None else strategy_names(strategies)
     checked = load_scenario(scenario, overrides)
     with progress("scaling") as shown:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.output.amounts import parse_target
-from hdpsim.experiments.scenario.overrides import override_texts
+from hdpsim.experiments.scenario.overrides import override_texts, parse_override
 from hdpsim.experiments.scenario.schema import strategy_name
 from hdpsim.experiments.studies.comparing.strategy_variants import read_variants, split_variants
 from hdpsim.quoting import quoted
@@ -94,6 +94,13 @@ def counts_of(value: Counts) -> tuple[int, ...]:
     if twice:
         raise UserInputError(f"{name}: {twice[0]} is given more than once in {quoted(str(value))}")
     return counts
+
+
+def refuse_twice(option: str, keys: Sequence[str], changes: Iterable[str]) -> None:
+    """Refuse changes of keys that an option of the command sets, too."""
+    for key, _ in map(parse_override, changes):
+        if any(key == one or key.startswith(f"{one}.") for one in keys):
+            raise UserInputError(f"{option} contradicts --set {key}; give one of them")
 
 
 def _count(text: str) -> int | None:

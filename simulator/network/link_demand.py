@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 
 from hdpsim.arrays import Bools, Floats, Ints
-from hdpsim.cost_models.network.links import LinkKind, Links
+from hdpsim.cost_models.hardware.parts import LinkKind
+from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.activity import Running
 from hdpsim.simulator.network.users_of_links import Users
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import QuantityError, UserInputError
-from hdpsim.experiments.output.words import span
+from hdpsim.experiments.output.amounts import span
 from hdpsim.quoting import quoted
 
 LAYOUT, CANDIDATE, PRICED, DRAWN = 0.01, 0.1, 0.05, 1.0

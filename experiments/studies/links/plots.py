@@ -17,7 +17,7 @@ from .report import SeenLinks, seen_links
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hdpsim.cost_models.network.links import LinkKind
+    from hdpsim.cost_models.hardware.parts import LinkKind
     from hdpsim.experiments.studies.comparing.compare import Outcome
     from hdpsim.simulator.play.flows.rings import RingHops
 

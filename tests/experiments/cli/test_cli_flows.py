@@ -113,6 +113,11 @@ def test_a_scenario_and_its_text() -> None:
         (("superpod-h100", "--pattern", "incast", "--group", "1024"), 3, "an incast needs 1 to 1023 senders"),
         (("superpod-h100", "--set", "cluster.fabric.degraded_links=nic-out:3.*"), 2, "expected NAME=FACTOR"),
         (("superpod-h100", "--set", "cluster.fabric.degraded_links=nic=0"), 2, "is called 'nic'"),
+        (
+            ("superpod-h100", "--set", "cluster.fabric.degraded_links=nic-out:999.0=0"),
+            3,
+            "is called 'nic-out:999.0'",
+        ),
         (("superpod-h100", "--set", "layout.tp=4"), 2, "those begin with cluster."),
         (("superpod-h100", "--set", "cluster.fabric.routing=magic"), 2, "cluster.fabric.routing"),
         (("nowhere",), 2, "no such file, scenario or cluster"),

@@ -143,6 +143,11 @@ def test_wrong_values_say_what_is_allowed() -> None:
         "gpus: expected whole numbers": lambda: hdpsim.scale(QUICK, [8, 0]),
         "given more than once": lambda: hdpsim.scale(QUICK, [8, 8]),
         "budget: expected simulated steps": lambda: hdpsim.plan(QUICK, budget="soon"),
+        "--gpus contradicts --set gpus": lambda: hdpsim.plan(QUICK, {"gpus": 16}, gpus=8),
+        "--gpus contradicts --set cluster.nodes": lambda: hdpsim.scale(QUICK, 8, {"cluster.nodes": 2}),
+        "--gpu contradicts --set cluster.node.nic": lambda: hdpsim.recommend(
+            QUICK, "1B tokens in 1 days", {"cluster.node.nic": "100Gbps"}, gpu_types="h100"
+        ),
         "objective must be one of": lambda: hdpsim.plan(QUICK, objective="fame"),  # type: ignore[arg-type]
         "top must be": lambda: hdpsim.plan(QUICK, top=0),
         "confidence must be": lambda: hdpsim.recommend(QUICK, "1B tokens in 1 days", confidence=2),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulator_setups import small_cluster, small_setup
 
-from hdpsim.cost_models.hardware.parts import Routing
+from hdpsim.cost_models.hardware.parts import Routing, degraded_links
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.setup import ExecutionOptions, Setup
@@ -45,6 +45,17 @@ def test_cut_up_links_leave_the_others_and_a_cut_nic_leaves_nothing() -> None:
 def test_a_link_that_this_fabric_has_not_cannot_run() -> None:
     with pytest.raises(InfeasibleError, match=r"degraded_links: no link of .* is called 'leaf-up:0.0.1'"):
         step_s(setup("leaf-up:0.0.1=0"))
+
+
+@pytest.mark.parametrize("name", ["foo:1", "leaf_up:0.0.1", "nic", "nic:3.1"])
+def test_a_name_that_no_link_of_any_fabric_has_is_wrong_input(name: str) -> None:
+    with pytest.raises(UserInputError, match=f"no link is called '{name}'; names begin with gpu-out:, "):
+        degraded_links(f"{name}=0.5")
+
+
+@pytest.mark.parametrize("name", ["*", "nic-*", "*-up:0.*", "leaf-up:[01].0.1", "storage:0"])
+def test_a_pattern_that_links_of_some_fabric_have_is_read(name: str) -> None:
+    assert degraded_links(f"{name}=0.5") == {name: 0.5}
 
 
 def test_another_seed_of_the_hash_finds_other_up_links() -> None:
