@@ -189,7 +189,7 @@ class Document:
 
     Attributes:
         kind: the verb; empty: JSON has no envelope.
-        payload: what JSON says, below the envelope.
+        payload: what JSON says, below the envelope and the notes.
         head: one line: what this is about.
         blocks: tables and paragraphs, in reading order.
         notes: what a reader of the figures must know; they close the text.
@@ -218,7 +218,8 @@ class Document:
         Raises:
             NotFiniteError: a number is nan or infinite.
         """
-        data: dict[str, Any] = plain({**(envelope(self.kind) if self.kind else {}), **self.payload})
+        about = {**envelope(self.kind), "notes": self.notes} if self.kind else {}
+        data: dict[str, Any] = plain({**about, **self.payload})
         return data
 
     def parts(self) -> Iterator[Table[Any] | str]:

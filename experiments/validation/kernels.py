@@ -22,6 +22,7 @@ from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_BEYOND = 100.0
 _SHOWN_REASONS = 10
 _KEYS: tuple[Column[Row], ...] = tuple(Column(name, left=True) for name in ("kind", "gpu", "dtype"))
 _ERRORS: tuple[Column[Row], ...] = (Column("count", heading="judged"), MEDIAN, BIAS, P90)
@@ -67,7 +68,10 @@ def run(path: str, calibration: str | None = None) -> Document:
             Table(title=title, columns=(_KEYS[0], *_ERRORS), rows=by_kind),
             Table(title="By GPU and precision", columns=(*_KEYS, *_ERRORS), rows=groups),
         ),
-        notes=tuple(f"not judged, {count} x: {reason}" for reason, count in reasons[:_SHOWN_REASONS]),
+        notes=(
+            *_other_units(rows),
+            *(f"not judged, {count} x: {reason}" for reason, count in reasons[:_SHOWN_REASONS]),
+        ),
         title="Predictions against measured kernels",
         files=(
             OutputFile(
@@ -77,6 +81,17 @@ def run(path: str, calibration: str | None = None) -> Document:
             OutputFile("measured_against_predicted", partial(_scatter, rows), scatter),
         ),
     )
+
+
+def _other_units(rows: Sequence[KernelRow]) -> list[str]:
+    """What no kernel is off by: its time, rate or size is in another unit; measured collectives are within 30."""
+    far = [
+        (row.id or row.kind, row.measured_s / row.predicted_s)
+        for row in rows
+        if row.measured_s and row.predicted_s and not 1 / _BEYOND < row.measured_s / row.predicted_s < _BEYOND
+    ]
+    said = ", ".join(f"{name} {ratio:.3g} times" for name, ratio in far[:_SHOWN_REASONS])
+    return [f"{len(far)} x measured over predicted beyond all sense (another unit?): {said}"] if far else []
 
 
 def _scatter(rows: Sequence[KernelRow]) -> Figure:

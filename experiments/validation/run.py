@@ -94,7 +94,6 @@ def run(
             found += _guessed(records, own, without)
         written = rewrite_residuals(residuals, found)
         lines = (*lines, *residual_lines(written, residuals))
-    payload["notes"] = lines
     return Document(
         kind=payload["kind"],
         payload=payload,

@@ -17,6 +17,7 @@ from hdpsim.experiments.records.steps import MeasuredStep, read_steps
 from hdpsim.experiments.studies.comparing.compare import silent
 from hdpsim.experiments.validation.order import error_of, grouped, median, percent, signed_summary, spearman
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, signed_column
+from hdpsim.experiments.validation.units import unit_lines
 
 FEW_STEPS = 30
 """So many are shown one by one."""
@@ -62,7 +63,12 @@ def run(
         "groups": groups,
         "faster": _faster(rows, batches),
     }
-    lines = _sentences(payload)
+    times = [
+        {name: row[name] for name in ("record", "quantity", "predicted_step_s")}
+        | {"measured_step_s": row["measured"]}
+        for row in rows
+    ]
+    lines = (*_sentences(payload), *unit_lines(times))
     return Document(
         kind="validate-steps",
         payload=payload,

@@ -14,6 +14,8 @@ APART = 1.1
 """Two ways in which a record tells its rate; published ones agree to 1e-3."""
 EXPLAINED = 2.0
 """So near the prediction a measurement comes in its right unit."""
+SHOWN = 12
+"""A whole table may be in another unit."""
 
 Row = Mapping[str, Any]
 
@@ -28,18 +30,23 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
 
 
 def unit_lines(rows: Iterable[Row]) -> list[str]:
-    """A sentence for every measurement that no GPU reaches, that is far from its prediction, or that another denies."""
-    return [f"{row['record']}: {doubt}" for row in rows for doubt in (*_doubts(row), *_contradiction(row))]
+    """A sentence for every measurement that no GPU reaches, that is far from its prediction, or that another denies.
+
+    Of many the first ones.
+    """
+    lines = [f"{row['record']}: {doubt}" for row in rows for doubt in (*_doubts(row), *_contradiction(row))]
+    more = [f"and {len(lines) - SHOWN} more measurements like these"] if len(lines) > SHOWN else []
+    return lines[:SHOWN] + more
 
 
 def _doubts(row: Row) -> Iterator[str]:
+    of_peak = row.get("measured_share_of_peak") or 0.0
     for column, (measured, predicted) in _measured(row).items():
         ratio = measured / predicted
-        if (row["measured_share_of_peak"] or 0.0) > 1.0 and column == f"measured_{row['quantity']}":
-            share = percent(row["measured_share_of_peak"])
+        if of_peak > 1.0 and column == f"measured_{row['quantity']}":
             yield (
-                f"{column} {measured:.4g} would be {share} % of the GPU's peak for the model's FLOP alone: no run "
-                "is that fast, so the measurement or the configuration is wrong"
+                f"{column} {measured:.4g} would be {percent(of_peak)} % of the GPU's peak for the model's FLOP alone: "
+                "no run is that fast, so the measurement or the configuration is wrong"
                 f"{_hint(row, column, ratio)}"
             )
         elif not 1 / BEYOND < ratio < BEYOND:
@@ -63,13 +70,13 @@ def _contradiction(row: Row) -> Iterator[str]:
 
 def _measured(row: Row) -> dict[str, tuple[float, float]]:
     """Every measured column of a row that has a prediction, with that prediction."""
-    mfu = row["measured_share_of_peak"]
+    mfu = row.get("measured_share_of_peak")
     pairs = {
         column: (row.get(column), row.get(column.replace("measured", "predicted")))
         for column in ("measured_step_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu")
     }
     pairs["measured_mfu_pct"] = (row.get("measured_mfu_pct"), mfu and 100.0 * mfu)
-    pairs["peak_mem_gb"] = (row.get("peak_mem_gb"), row["predicted_peak_mem_gb"])
+    pairs["peak_mem_gb"] = (row.get("peak_mem_gb"), row.get("predicted_peak_mem_gb"))
     return {name: (said, found) for name, (said, found) in pairs.items() if said and found}
 
 

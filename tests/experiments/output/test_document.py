@@ -95,6 +95,7 @@ def test_a_document_reads_in_order_and_its_data_begins_with_the_envelope(tmp_pat
         ("kind", "compare"),
         ("hdpsim_version", __version__),
     ]
+    assert data["notes"] == ["One note.", "Another."]
     assert data["results"] == [{"name": "static", "step_s": None, "mfu": None}]
     assert write_document(str(tmp_path / "run"), document) == f"wrote {tmp_path / 'run'}"
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == data

@@ -17,7 +17,7 @@ from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.validation import kernel_sources
 from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
-from hdpsim.experiments.validation.kernels import check, group_errors
+from hdpsim.experiments.validation.kernels import check, group_errors, run
 
 COLUMNS = (
     "id,kind,gpu,dtype,size_bytes,m,n,k,groups,batch,seq_len,heads,kv_heads,head_dim,causal,direction,n_ranks,"
@@ -352,3 +352,12 @@ def test_a_rank_s_share_of_a_document_is_timed_with_the_keys_before_both_its_pie
     copied = 2 * 65536 * (1.25 * 4096 + 0.5 * 2048)
     assert timed_along - alone == pytest.approx(copied / (0.9 * 3.35e12), rel=1e-6)
     assert short == 20e-6
+
+
+def test_a_time_in_another_unit_is_named(tmp_path: Path) -> None:
+    product = "gemm,h100-80gb,4096,4096,4096"  # 137 GFLOP in 0.2 ms
+    path = tmp_path / "kernels.csv"
+    path.write_text(f"kind,gpu,m,n,k,time_us\n{product},200\n{product},200000\n")
+    (line,) = run(str(path)).notes
+    assert line.startswith("1 x measured over predicted beyond all sense")
+    assert run(str(path)).data()["notes"] == [line]

@@ -266,3 +266,12 @@ class TestOwnSteps:
     def test_no_scenario_file_of_another_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="no-such"):
             run(str(written(tmp_path, {"lengths": [1], "step_s": 1, "scenario": "no-such"})))
+
+
+def test_a_log_in_another_unit_is_named(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, {"lengths": [8192, 4096], "step_s": 0.3}, {"lengths": [8192, 4096], "step_s": 300.0}
+    )
+    notes = run(str(path), scenario=SCENARIO).notes
+    assert [note for note in notes if "in milliseconds" in note] == [notes[-1]]
+    assert notes[-1].startswith("line 2: measured_step_s 300 is")

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdpsim.experiments.validation.units import unit_lines
+from hdpsim.experiments.validation.units import SHOWN, unit_lines
 
 # 256 sequences of 8,192 tokens in 4 s on 64 GPUs: 8,192 tokens/s per GPU.
 RIGHT: dict[str, Any] = {
@@ -57,6 +57,12 @@ def test_a_rate_that_its_own_step_denies_is_named() -> None:
     (line,) = unit_lines([agrees | {"measured_tokens_per_s_per_gpu": 256 * 8192 / 64}])
     assert "4.1 times" in line
     assert "tokens of a step" in line
+
+
+def test_a_whole_table_in_another_unit_is_named_in_few_lines() -> None:
+    lines = unit_lines([RIGHT | {"record": f"run {n}", "measured_step_s": 4100.0} for n in range(500)])
+    assert len(lines) == SHOWN + 1
+    assert f"and {500 - SHOWN} more" in lines[-1]
 
 
 def test_what_is_not_said_is_not_doubted() -> None:
