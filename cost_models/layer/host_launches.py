@@ -326,7 +326,7 @@ class HostTime:
 
 def pass_host_s(layout: Layout, cal: Calibration) -> float:
     """Host work around the layers of one pass, forward or backward, of a micro-batch: schedule and hooks."""
-    if _whole_iteration(layout.host):
+    if _iteration_is_one_graph(layout.host):
         return 0.0
     return cal.micro_batch_fixed_s / 2.0 / layout.pipeline.vpp
 
@@ -343,12 +343,12 @@ def step_host_s(model: Model, layout: Layout, layers: Ints, cal: Calibration) ->
     passes of all micro-batches, the optimizer stays outside).
     """
     layer_s = cal.step_layer_s * step_tensors(model, layout)
-    if _whole_iteration(layout.host):
+    if _iteration_is_one_graph(layout.host):
         layer_s *= BEHIND_NORM_SHARE
     return np.asarray(cal.step_fixed_s + layer_s * layers)
 
 
-def _whole_iteration(host: Host) -> bool:
+def _iteration_is_one_graph(host: Host) -> bool:
     return host.cuda_graphs and host.cuda_graph_scope == "iteration"
 
 

@@ -102,7 +102,7 @@ def activation_bytes_per_token_layer(
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
-    if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _attention_again(layout):
+    if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _repeated_attention_share(layout):
         return tensors.total + copies - again
     rest = 1.0 - repeated_share(layout, "small_kernels")
     return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * again
@@ -147,7 +147,7 @@ def kept_outputs(
     return (
         between * max(0.0, tensors.norm_inputs - layer_input)
         + products * (tensors.queries_keys_values + tensors.latents + read + experts_read + tensors.mamba)
-        + (1.0 - _attention_again(layout)) * tensors.attention_output
+        + (1.0 - _repeated_attention_share(layout)) * tensors.attention_output
         + rest * (tensors.linear_inputs + tensors.mlp - read + tensors.experts - experts_read)
         + rest * (tensors.dropout_masks + copies)
     )
@@ -184,7 +184,7 @@ def _kept_products(model: Model, layout: Layout, *, moe: bool) -> float:
     return min(1.0, max(0.0, (kept - last) / (1.0 - last))) if kept < 1.0 else 1.0
 
 
-def _attention_again(layout: Layout) -> float:
+def _repeated_attention_share(layout: Layout) -> float:
     """Share of the layers' attention whose *output* is computed again; scores alone are another matter."""
     if layout.recompute.kind == "selective" and layout.kernels.attention == "unfused":
         return repeated_share(layout.changed(attention_kernel="flash"), "attention")

@@ -1,4 +1,4 @@
-"""Memory of a GPU: states, activations, buffers; what fits, and how many tokens a rank can hold."""
+"""Peak memory of a GPU: states, activations, buffers; what fits, and how many tokens a rank can hold."""
 
 from __future__ import annotations
 

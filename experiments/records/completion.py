@@ -176,15 +176,15 @@ def _shards_and_policy(config: RunConfig) -> Filled:
     if len(groups) * len(policies) == 1:
         return NOTHING
     group, policy = next(
-        (pair for pair in product(groups, policies) if fits(_told(config, *pair))),
+        (pair for pair in product(groups, policies) if fits(_with_notes(config, *pair))),
         (groups[-1], policies[-1]),
     )
     words = [f"parameters sharded over {group} GPUs: fewer cannot hold them"] if group else []
     words += [f"policy {policy}: of those that fit the one that keeps most"] if policy else []
-    return ({"notes": _told(config, group, policy).notes}, "; ".join(words)) if words else NOTHING
+    return ({"notes": _with_notes(config, group, policy).notes}, "; ".join(words)) if words else NOTHING
 
 
-def _told(config: RunConfig, group: int, policy: str) -> RunConfig:
+def _with_notes(config: RunConfig, group: int, policy: str) -> RunConfig:
     """The record with both in its notes, where rules read them; 0 and an empty name say nothing."""
     clauses = [config.notes] if config.notes else []
     clauses += [f"FSDP axis {group}"] if group else []

@@ -213,7 +213,7 @@ class _Run:
         self._cycles_since_restart = 0
         self._restarts += 1
         for fault in self._faults:
-            self._env.process(self._strike_again(fault, self._restarts))
+            self._env.process(self._fault_recurs(fault, self._restarts))
         self._close_incidents(self._now)
         self._curve.append((self._now, self._steps))
 
@@ -271,7 +271,7 @@ class _Run:
             fault.rounds += 1
         self._overlooked += len(self._faults)
 
-    def _strike_again(self, fault: Fault, restarts: int) -> _Process:
+    def _fault_recurs(self, fault: Fault, restarts: int) -> _Process:
         """A fault that was overlooked stops the job again, unless something else did before."""
         mean_s = self._setup.handling.fault_recurrence_s
         yield self._env.timeout(ticks(self._test_random.exponential(mean_s)))

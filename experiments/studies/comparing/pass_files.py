@@ -80,7 +80,7 @@ def _passes(outcome: Outcome) -> pd.DataFrame:
     sequences = np.diff(plan.segment_offsets)
     rows: list[dict[str, object]] = []
     for rank, why in sorted(chosen.items(), key=lambda one: waiting_s[one[0]]):
-        of_rank = np.flatnonzero(_told(spans, rank, stages=terms.kind.shape[0]))
+        of_rank = np.flatnonzero(_shown_spans(spans, rank, stages=terms.kind.shape[0]))
         if rows and len(rows) + len(of_rank) > MOST_PASSES:
             break
         of_rank = of_rank[np.lexsort((spans.end_s[of_rank], spans.start_s[of_rank], spans.stage[of_rank]))]
@@ -110,7 +110,7 @@ def _passes(outcome: Outcome) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_OF_PASSES, "Int64"))
 
 
-def _told(spans: Spans, rank: int, stages: int) -> Bools:
+def _shown_spans(spans: Spans, rank: int, stages: int) -> Bools:
     """Which spans of a rank there is room for."""
     of_rank: Bools = spans.rank == rank
     room = MOST_PASSES * stages // max(1, int(of_rank.sum()))

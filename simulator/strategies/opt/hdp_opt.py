@@ -43,7 +43,7 @@ QUICK_DRAFTS = 2
 """The same of a quick plan: with one alone, pipelines came out up to half slower than with all."""
 GOOD_ENOUGH = (1.03, 1.1)
 """A draft this close to the ideal of its limit ends the search: the first, and with many long sequences a later one."""
-ROOMS = (1.01, 1.05, 1.1)
+SLACK = (1.01, 1.05, 1.1)
 """How much later than the ideal step gangs may end; more than the first is tried for the best limit of a pipeline, as
 long as it ends earlier for it."""
 TURN_DRAFTS = 2
@@ -97,7 +97,7 @@ class _Search:
         self._keep_limits(ideal)
         turns = [] if problem.quick else turn_choices(problem, long, short_s, self._first.end_s)
         for choice in turns[:TURN_DRAFTS]:
-            self._add(choice, ROOMS[0])
+            self._add(choice, SLACK[0])
         bubbles_s = 0.0 if ideal is None else ideal.step_s - self.step_s
         return replace(self._first, ideal_s=self.step_s, bubbles_s=bubbles_s)
 
@@ -111,31 +111,31 @@ class _Search:
         problem, many_long = self.problem, len(self.long.tokens) > FEW_LONG
         many = QUICK_DRAFTS if problem.quick else DRAFTS[not many_long]
         choices = promising_choices(problem, self.long, self.packs.short_s, self.step_s, ideal)[:many]
-        whole_s = self._whole_s(choices)
-        roomy = None
+        whole_s = self._whole_micro_batches_s(choices)
+        allowed = None
         for number, choice in enumerate(choices):
-            self._add(choice, ROOMS[0])
-            if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * ROOMS[1]:
-                self._give_room()  # better than another limit, and may spare it
-                roomy = choice
+            self._add(choice, SLACK[0])
+            if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * SLACK[1]:
+                self._allow_more_time()  # better than another limit, and may spare it
+                allowed = choice
             enough = GOOD_ENOUGH[number > 0 and many_long]
             if self._first.end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
                 break
-        if self._first.choice is not roomy:
-            self._give_room()
+        if self._first.choice is not allowed:
+            self._allow_more_time()
 
-    def _give_room(self) -> None:
-        """More room for the gangs of a pipeline's best draft, as long as it ends earlier for it."""
+    def _allow_more_time(self) -> None:
+        """Allow more time to the gangs of a pipeline's best draft, as long as it ends earlier for it."""
         best = self._first
-        for room in ROOMS[1:] if self.problem.stages > 1 else ():
-            if best.end_s <= best.choice.step_s * room * WORTH_IT:  # gangs alone would end as late
+        for slack in SLACK[1:] if self.problem.stages > 1 else ():
+            if best.end_s <= best.choice.step_s * slack * WORTH_IT:  # gangs alone would end as late
                 break
-            self._add(best.choice, room)
+            self._add(best.choice, slack)
             if self._first.end_s >= best.end_s:
                 break
             best = self._first
 
-    def _whole_s(self, choices: list[Choice]) -> float:
+    def _whole_micro_batches_s(self, choices: list[Choice]) -> float:
         """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
 
         No micro-batch is shorter than the least pack, u: one of t takes t / u places of u, rounded down, on every rank
@@ -150,7 +150,7 @@ class _Search:
         )
         return unit_s * float(np.ceil(places / self.problem.ranks))
 
-    def _add(self, choice: Choice, room: float) -> None:
+    def _add(self, choice: Choice, slack: float) -> None:
         """Plans for one time limit: one for every way to deal short sequences that may be the better one.
 
         None where gangs and short work fill the ranks past the end of the best draft.
@@ -159,7 +159,7 @@ class _Search:
         below_s = self._first.end_s if self.drafts else np.inf
         if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
             return
-        placed = _place_long(problem, packs, self.long, choice, room)
+        placed = _place_long(problem, packs, self.long, choice, slack)
         # When the ranks end if all that is left after the gangs could be cut: it fills those that are free first.
         free_s = np.sort(placed.loads.free_s)
         left_s = packs.short_s + float(placed.single_s.sum())
@@ -198,7 +198,7 @@ def _place_long(
     packs: Packs,
     long: LongSequences,
     choice: Choice,
-    room: float,
+    slack: float,
 ) -> _Placed:
     weight, full_s = problem.bubble_weight, usual_s(problem)
     loads = RankLoads(
@@ -211,7 +211,7 @@ def _place_long(
     single = (choice.size == 1) & (problem.stages == 1)
     gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
     apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
-    deadline_s = choice.step_s * room
+    deadline_s = choice.step_s * slack
     members, slots, taken_s = place_gangs(
         problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s
     )
