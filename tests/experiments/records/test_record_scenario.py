@@ -81,7 +81,7 @@ def test_every_record_is_written_as_the_setup_and_batch_that_are_predicted() -> 
     """Of which alone a step is made."""
     every = prepared_runs(1)
     assert len(every) > 800
-    for record, _, prepared in every:
+    for record, prepared in every:
         scenario = resolve_scenario(run_document(prepared, record.name))
         assert without_sources(scenario.setup()) == without_sources(prepared.setup), record.name
         np.testing.assert_array_equal(scenario.batches(1)[0], prepared.lengths, err_msg=record.name)
