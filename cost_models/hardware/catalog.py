@@ -84,6 +84,11 @@ def model(name: str) -> Model:
     return _shipped("model", name, model_entry)
 
 
+def written(kind: Kind, name: str) -> str:
+    """The file of an entry: a YAML document with the source of each figure."""
+    return _files(kind)[_resolve(kind, name)].read_text(encoding="utf-8")
+
+
 def cluster_of(node_or_name: Node | str, gpus: int, fabric: Fabric | None = None) -> Cluster:
     """A cluster of *gpus* GPUs made of one kind of node; raises InfeasibleError when nodes do not come out whole."""
     base = node(node_or_name) if isinstance(node_or_name, str) else node_or_name
@@ -268,4 +273,6 @@ def _looked_up(kind: Kind, name: str) -> tuple[str | None, str]:
         if _folded(alias) in wanted:
             return known, ""
     hint = did_you_mean(name, (*names(kind), *spellings))
+    if name.endswith((".yaml", ".yml")):
+        hint = f" (files are read for models and clusters; write the {kind} as a mapping)"
     return None, f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"

@@ -10,7 +10,7 @@ import click
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.groups import Commands
 from hdpsim.experiments.cli.options import json_option
-from hdpsim.experiments.cli.printing import Output
+from hdpsim.experiments.cli.printing import Output, say
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.catalog import Kind
@@ -22,15 +22,20 @@ def catalog() -> None:
     """List the shipped models, GPUs, clusters and software stacks."""
 
 
+_one = click.argument("name", required=False)
+
+
 @catalog.command("models")
+@_one
 @json_option
-def models(as_json: bool) -> None:
-    """Models: the shapes of transformers."""
+def models(name: str | None, as_json: bool) -> None:
+    """Models: the shapes of transformers; with NAME the entry, with its sources."""
     from hdpsim.experiments.output.document import Column
 
-    _show(
+    _show_entries(
         as_json,
-        _entries("model"),
+        "model",
+        name,
         Column("name", heading="model"),
         Column("layers"),
         Column("hidden", format=","),
@@ -47,9 +52,10 @@ def models(as_json: bool) -> None:
 
 
 @catalog.command("gpus")
+@_one
 @json_option
-def gpus(as_json: bool) -> None:
-    """GPUs: dense peak rates, memory, links."""
+def gpus(name: str | None, as_json: bool) -> None:
+    """GPUs: dense peak rates, memory, links; with NAME the entry, with its sources."""
     from functools import partial
 
     from hdpsim.cost_models.reading.units import format_quantity
@@ -58,9 +64,10 @@ def gpus(as_json: bool) -> None:
     flop_rate, size, rate = (
         partial(format_quantity, dimension=dimension) for dimension in ("flop_rate", "bytes", "bandwidth")
     )
-    _show(
+    _show_entries(
         as_json,
-        _entries("gpu"),
+        "gpu",
+        name,
         Column("name", heading="GPU"),
         Column("bf16_flop_per_s", heading="bf16", format=flop_rate),
         Column("fp8_flop_per_s", heading="fp8", format=flop_rate),
@@ -73,15 +80,17 @@ def gpus(as_json: bool) -> None:
 
 
 @catalog.command("nodes")
+@_one
 @json_option
-def nodes(as_json: bool) -> None:
-    """Nodes: GPUs of one NVLink domain, their NICs and host memory."""
+def nodes(name: str | None, as_json: bool) -> None:
+    """Nodes: GPUs of one NVLink domain, their NICs and host memory; with NAME the entry, with its sources."""
     from hdpsim.cost_models.reading.units import format_quantity
     from hdpsim.experiments.output.document import Column
 
-    _show(
+    _show_entries(
         as_json,
-        _entries("node"),
+        "node",
+        name,
         Column("name", heading="node"),
         Column("", lambda node: f"{node.gpus} x {node.gpu.name}", heading="GPUs"),
         Column("", lambda node: f"{node.nics} x {node.nic_bytes_per_s * 8 / 1e9:g} Gbit/s", heading="NICs"),
@@ -90,9 +99,10 @@ def nodes(as_json: bool) -> None:
 
 
 @catalog.command("clusters")
+@_one
 @json_option
-def clusters(as_json: bool) -> None:
-    """Clusters: nodes on a fabric."""
+def clusters(name: str | None, as_json: bool) -> None:
+    """Clusters: nodes on a fabric; with NAME the entry, with its sources."""
     from hdpsim.experiments.output.document import Column
 
     def shape(cluster: Any) -> str:
@@ -102,9 +112,10 @@ def clusters(as_json: bool) -> None:
         fabric = cluster.fabric
         return f"{fabric.leaf_oversubscription:g}:1, {fabric.spine_oversubscription:g}:1"
 
-    _show(
+    _show_entries(
         as_json,
-        _entries("cluster"),
+        "cluster",
+        name,
         Column("name", heading="cluster"),
         Column("gpus", heading="GPUs", format=","),
         Column("", lambda cluster: f"{cluster.nodes:,} x {cluster.node.name}", heading="nodes"),
@@ -115,7 +126,7 @@ def clusters(as_json: bool) -> None:
 
 
 @catalog.command("software")
-@click.argument("name", required=False)
+@_one
 @json_option
 def software(name: str | None, as_json: bool) -> None:
     """Software stacks: what each does by default, since when, and who says so.
@@ -194,10 +205,15 @@ def _hybrid(model: Any) -> str | None:
     return ", ".join(f"{count} {LETTER_OF[kind]}" for kind, count in layer_counts(model))
 
 
-def _entries(kind: Kind) -> list[Any]:
+def _show_entries(as_json: bool, kind: Kind, name: str | None, *columns: Column[Any]) -> None:
+    """All entries of a kind, or the one of that name as it is written."""
     from hdpsim.cost_models.hardware import catalog
 
-    return [getattr(catalog, kind)(name) for name in catalog.names(kind)]
+    if name is not None and not as_json:
+        say(catalog.written(kind, name), nl=False)
+        return
+    names = catalog.names(kind) if name is None else (name,)
+    _show(as_json, [getattr(catalog, kind)(each) for each in names], *columns)
 
 
 def _show(

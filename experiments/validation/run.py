@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,6 +89,14 @@ def run(
         "families": _families(rows),
     }
     lines = (*misspelt_columns(records[0].columns), *summary_lines(payload))
+    outside = [row["record"] for row in rows if row["in_band"] is False]
+    if path is not None and outside and len(rows) <= FEW_RECORDS:
+        asked = shlex.join(("hdpsim", "validate", path, "--scenario-of", outside[0], "-o", "run.yaml"))
+        lines = (
+            *lines,
+            f"outside their bands: {', '.join(outside)}. What the prediction is made of: `{asked}` and `hdpsim explain "
+            "run.yaml`; what it may be: docs/how-to/measured.md",
+        )
     if residuals is not None:
         found = residuals_of(rows, records, predictions)
         if view == "published":

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import VERBS, cli
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
+from hdpsim.yaml_loader import load_yaml
 
 SMALL = ("quickstart-8gpu", "--batches", "1")
 MODULE = (sys.executable, "-m", "hdpsim")
@@ -248,6 +249,9 @@ def test_catalog(kind: str) -> None:
     entries = document("catalog", kind)["entries"]
     assert len(entries) > 3  # type: ignore[arg-type]
     assert len(run("catalog", kind).stdout.splitlines()) == 1 + len(entries)  # type: ignore[arg-type]
+    name = entries[0]["name"]  # type: ignore[index]
+    assert document("catalog", kind, name)["entries"] == entries[:1]  # type: ignore[index]
+    assert load_yaml(run("catalog", kind, name).stdout)
 
 
 def test_switches_without_effect_are_noted() -> None:

@@ -292,6 +292,17 @@ def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
     assert document.data()["notes"] == list(document.notes)
 
 
+def test_records_outside_their_bands_are_named_with_what_takes_one_apart(tmp_path: Path) -> None:
+    fine = next(row for row in rows() if row["id"] == "megatron-lm-0001") | {"complete": "1"}
+    slow = fine | {"id": "slow one", "measured_step_s": str(3 * float(fine["measured_step_s"]))}
+    for column in ("measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu", "measured_mfu_pct"):
+        slow[column] = ""
+    path = write(tmp_path / "runs.csv", [fine, slow])
+    assert run(path).notes[-1].startswith("outside their bands: slow one. ")
+    assert f"hdpsim validate {path} --scenario-of 'slow one' -o run.yaml" in run(path).notes[-1]
+    assert not any("outside" in note for note in run(write(tmp_path / "fine.csv", [fine])).notes)
+
+
 def test_records_none_of_which_is_predicted_end_with_their_reasons(tmp_path: Path) -> None:
     unknown = rows()[0] | {"model_name": "nobody knows", "layers": ""}
     result = CliRunner().invoke(cli, ["validate", write(tmp_path / "runs.csv", [unknown])])
