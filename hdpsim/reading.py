@@ -111,10 +111,10 @@ def read_bytes(path: str | Path, limit: str = "configuration_bytes", *, unpack: 
     return content
 
 
-def read_text(path: str | Path, limit: str = "configuration_bytes", *, unpack: bool = False) -> str:
-    """The content of a file as text in UTF-8; raises UnreadableError as `read_bytes`, or when it is none."""
+def read_text(path: str | Path) -> str:
+    """The content of a configuration as text in UTF-8; raises UnreadableError as `read_bytes`, or when it is none."""
     try:
-        return read_bytes(path, limit, unpack=unpack).decode("utf-8-sig")
+        return read_bytes(path, "configuration_bytes").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(str(path), f"is not UTF-8 text (byte {error.start})") from None
 

@@ -23,7 +23,7 @@ from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.small_kernels import SmallKernels
 from hdpsim.cost_models.layer.tensor_parallel import TensorParallel
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.parts_in_16_bits import parts_of_text
+from hdpsim.cost_models.layout.switches import parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.layers import Block, layer_shards

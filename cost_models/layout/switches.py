@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from hdpsim.cost_models.layout.parts_in_16_bits import PARTS_WORDS, is_parts
 from hdpsim.cost_models.layout.pipeline_cut import CUT_WORDS, is_cut
 from hdpsim.cost_models.layout.switch_metadata import switch
 from hdpsim.cost_models.reading.checked import Checked, Share, Text
@@ -15,6 +14,8 @@ from hdpsim.ranges import RANGES
 
 from . import needs
 
+PARTS = ("attention", "latent", "prediction")
+PARTS_WORDS = f"parts of a model, each once and joined by +: {', '.join(PARTS)}; as in attention+latent"
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
 RecomputeLayers = Literal["all", "moe"]
 RecomputeKind = Literal["none", "selective", "full"]
@@ -342,3 +343,14 @@ class Context(Group):
         None, none="auto", basic=True
     )
     """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""
+
+
+def is_parts(text: str) -> bool:
+    """Whether *text* names parts, each once."""
+    parts = text.split("+")
+    return set(parts) <= set(PARTS) and len(set(parts)) == len(parts)
+
+
+def parts_of_text(text: str | None) -> frozenset[str]:
+    """The parts that a checked *text* names."""
+    return frozenset(text.split("+")) if text else frozenset()

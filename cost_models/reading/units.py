@@ -15,15 +15,11 @@ DAY_S = 86400.0
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*(.*)")
 
 _DECIMAL_PREFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY_PREFIXES = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
+_BINARY_BYTES = {f"{prefix}iB": Decimal(1024) ** power for power, prefix in enumerate("KMGT", 1)}
 
 
 def _decimal(unit: str, prefixes: str, scale: str = "1") -> dict[str, Decimal]:
     return {p + unit: Decimal(10) ** _DECIMAL_PREFIXES[p] * Decimal(scale) for p in prefixes}
-
-
-def _binary(unit: str) -> dict[str, Decimal]:
-    return {p + unit: Decimal(1024) ** power for p, power in _BINARY_PREFIXES.items()}
 
 
 _BITS_PER_BYTE_INVERSE = "0.125"
@@ -31,9 +27,9 @@ _SCALE: dict[str, dict[str, Decimal]] = {
     "bandwidth": {
         **_decimal("bps", "MGT", _BITS_PER_BYTE_INVERSE),
         **_decimal("B/s", "KMGT"),
-        **{unit + "/s": scale for unit, scale in _binary("B").items()},
+        **{unit + "/s": scale for unit, scale in _BINARY_BYTES.items()},
     },
-    "bytes": {"B": Decimal(1), **_decimal("B", "KMGT"), **_binary("B")},
+    "bytes": {"B": Decimal(1), **_decimal("B", "KMGT"), **_BINARY_BYTES},
     "flop": _decimal("FLOP", "MGTPE"),
     "flop_rate": _decimal("FLOP/s", "GTPE"),
     "time": {

@@ -29,8 +29,7 @@ from hdpsim.cost_models.layer.output_head import OutputHead
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import layout_of_kind
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.parts_in_16_bits import parts_of_text
-from hdpsim.cost_models.layout.switches import Precision
+from hdpsim.cost_models.layout.switches import Precision, parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.traffic import TrafficKind

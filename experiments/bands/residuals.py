@@ -118,9 +118,9 @@ def _papers() -> frozenset[str]:
     return frozenset(folder.name for folder in (residuals_path().parent / "papers").iterdir())
 
 
-def check_residuals(path: str, option: str) -> None:
+def check_residuals(path: str) -> None:
     """Raise UserInputError unless rewrite_residuals can use *path*: asked before the minutes of work that it ends."""
-    check_out_file(path, option)
+    check_out_file(path, "--write-residuals")
     _held(path)
 
 

@@ -15,16 +15,16 @@ from hdpsim.experiments.calibration.constants import NETWORK
 from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 
 
-def check_calibration_file(path: str, option: str) -> None:
+def check_calibration_file(path: str) -> None:
     """Raise UserInputError unless a calibration can be written at *path*; only another one may be replaced."""
-    check_out_file(path, option, (".yaml", ".yml"))
+    check_out_file(path, "--output", (".yaml", ".yml"))
     target = Path(path)
     if not target.exists() or (target.is_file() and not target.stat().st_size):
         return
     try:
         load_calibration(target)
     except HdpSimError:
-        raise UserInputError(f"{option}: {path}: is there and is no calibration; give another name") from None
+        raise UserInputError(f"--output: {path}: is there and is no calibration; give another name") from None
 
 
 def head_of(path: Path) -> str:

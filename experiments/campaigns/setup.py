@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from hdpsim.cost_models.reliability.failures import FailureProfile, failure_prof
 from hdpsim.cost_models.reliability.link_flap_stalls import LinkFlaps
 from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
-from hdpsim.experiments.campaigns.notes import idle_keys
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.cost_to_target import costs_of
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.power import Power
     from hdpsim.simulator.step import StepResult
-
 
 SPARE_QUANTILE = 0.999  # ByteRobust keeps the 99th percentile; waiting hours for a repair costs more
 MOST_CHECKPOINTS = 1e8  # a minute of computing per run; one a step is 4e5 in a month
@@ -398,3 +396,48 @@ def _closed_form(
     steady = setup.straggler_share == 0 and setup.straggler_mttf_s is None and handling.is_perfect
     valid = lost < VALID_LOST_SHARE and setup.upload_s <= interval and steady
     return ratio, valid, restart
+
+
+def idle_keys(values: Mapping[str, Any], profile: FailureProfile) -> tuple[str, ...]:
+    """One sentence for every key of *values* (without `campaign.`) that is not the default and changes nothing."""
+    found: dict[str, str] = {}
+    for why, names in _rules(values, profile):
+        for name in names.split() if why else ():
+            key = KEYS[f"campaign.{name}"]
+            if values[name] != key.default:
+                found.setdefault(name, f"campaign.{name} = {key.dump(values[name])} changes nothing: {why}")
+    return tuple(found.values())
+
+
+def _rules(values: Mapping[str, Any], profile: FailureProfile) -> Iterator[tuple[str, str]]:
+    """Why some keys change nothing (an empty text: they may), and their names."""
+    flaps = "" if values["link_flaps_per_day"] else "link_flaps_per_day is 0"
+    yield flaps, "link_flap_mean nccl_timeout nccl_retries adaptive_retransmission"
+    evicted = any(cause.evict for cause in profile.causes)
+    overlooks = evicted and (values["diagnosis_misses"] or set(values["diagnosis_tests"]) != set(TESTS))
+    yield "" if values["manual_share"] or overlooks else "manual_share is 0", "manual"
+    by_hand = "manual_share is 1" if values["manual_share"] == 1.0 else ""
+    yield by_hand, "diagnosis diagnosis_tests diagnosis_misses diagnosis_false_positives"
+    yield "" if evicted else f"no failure of {profile.title} takes a node out", "diagnosis_misses"
+    yield "" if overlooks else "no fault is overlooked", "fault_recurrence diagnosis_rounds"
+    stragglers = values["straggler_share"] > 0.0 or values["straggler_mttf"] is not None
+    yield "" if stragglers else "no node is slow", "straggler_factor straggler_misses"
+    looks = stragglers or values["straggler_false_positives"]
+    yield "" if looks else "no node is slow", "straggler_detection"
+    yield "straggler_mttf is never" if values["straggler_mttf"] is None else "", "straggler_recovery"
+    given = {name: values[name] is not None for name in _DERIVED}
+    yield "group_initialisation is given" if given["group_initialisation"] else "", "startup"
+    yield "checkpoint_load is given" if given["checkpoint_load"] else "", "readers"
+    both = given["checkpoint_load"] and given["checkpoint_upload"]
+    yield "checkpoint_load and checkpoint_upload are given" if both else "", "storage_bandwidth"
+    noticed = {cause.detection for cause in profile.causes}
+    nobody = f"no failure of {profile.title} is noticed by"
+    yield "" if "heartbeat" in noticed else f"{nobody} a heartbeat", "heartbeat heartbeat_misses"
+    yield "" if "hang" in noticed else f"{nobody} a timeout", "hang_timeout"
+    mistaken = values["diagnosis_false_positives"] or values["straggler_false_positives"]
+    evicts = stragglers or evicted or mistaken
+    yield "" if evicts else f"no failure of {profile.title} takes a node out", "repair spares"
+
+
+_DERIVED = ("group_initialisation", "checkpoint_load", "checkpoint_upload")
+"""Times that are derived from other keys unless they are given."""

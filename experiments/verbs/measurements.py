@@ -106,7 +106,7 @@ def validate(
         from hdpsim.experiments.validation import run as of_runs
 
         if residuals is not None:
-            check_residuals(str(residuals), "--write-residuals")
+            check_residuals(str(residuals))
         document = of_runs.run(
             _text(records),
             memory=memory,
@@ -182,7 +182,7 @@ def calibrate(
     from hdpsim.experiments.calibration.run import calibrate as fit
 
     check_whole_number("workers", workers, "workers")
-    check_calibration_file(str(output), "--output")
+    check_calibration_file(str(output))
     if records is not None and not runs:
         raise UserInputError("--no-runs takes no RECORDS.csv")
     tables = [kernels] if isinstance(kernels, str | Path) else kernels
@@ -239,7 +239,7 @@ def reproduce(
     if batches is not None and "batches" not in paper_folder(paper).setup:
         raise UserInputError(f"batches: {paper} does not average over batches")
     if residuals is not None:
-        check_residuals(str(residuals), "--write-residuals")
+        check_residuals(str(residuals))
     with progress("reproducing") as shown:
         document = reproduce_paper(
             load_paper(paper),

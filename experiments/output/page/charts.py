@@ -68,7 +68,7 @@ def account_bars(rows: Rows) -> str:
             x += width
         lines.append(f'<text class="total" x="{x + 6:.1f}" y="{top + BAR / 2 + 5:.0f}">{total:.4g} s</text>')
     height = GAP + len(bars) * (BAR + GAP)
-    return _svg(WIDTH, height, "Where the time of a step goes, by strategy", lines)
+    return _svg(height, "Where the time of a step goes, by strategy", lines)
 
 
 def rank_strips(rows: Rows) -> str:
@@ -115,7 +115,7 @@ def rank_strips(rows: Rows) -> str:
         lines.append(f'<rect x="{x}" y="{foot}" width="14" height="14" fill="{colour}"/>')
         lines.append(f'<text x="{x + 20}" y="{foot + 12}">{group}</text>')
     return _svg(
-        WIDTH, foot + 24, "What every rank does in the step of the first batch, in the order of ranks", lines
+        foot + 24, "What every rank does in the step of the first batch, in the order of ranks", lines
     )
 
 
@@ -155,16 +155,16 @@ def candidate_dots(rows: Rows) -> str:
     left, top, width, height = (_PLOT[key] for key in ("left", "top", "width", "height"))
     x_ticks, y_ticks = tidy_ticks(most_gib), tidy_ticks(most_rate)
     right, up = width / x_ticks[-1], height / y_ticks[-1]
-    lines = [*_axes(x_ticks, y_ticks, "memory per GPU, GiB", "tokens/s")]
+    lines = [*_axes(x_ticks, y_ticks)]
     for gib, rate, layout in dots:
         words = f"{layout}: {rate:,.0f} tokens/s, {gib:.1f} GiB"
         x, y = left + gib * right, top + height - rate * up
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(words)}</title></circle>'
         lines.append(piece(words, [dot]))
-    return _svg(WIDTH, top + height + _PLOT["bottom"], "Candidates: throughput against memory", lines)
+    return _svg(top + height + _PLOT["bottom"], "Candidates: throughput against memory", lines)
 
 
-def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float], x_words: str, y_words: str) -> Iterator[str]:
+def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Iterator[str]:
     left, top, width, height = (_PLOT[key] for key in ("left", "top", "width", "height"))
     for tick in x_ticks:
         x = left + width * tick / x_ticks[-1]
@@ -174,14 +174,12 @@ def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float], x_words: str, y_wo
         y = top + height * (1.0 - tick / y_ticks[-1])
         yield f'<line class="grid" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="name" x="{left - 8}" y="{y + 4:.1f}">{tick:,.6g}</text>'
-    yield f'<text class="tick" x="{left + width / 2:.0f}" y="{top + height + 40}">{escape(x_words)}</text>'
-    yield (
-        f'<text class="tick" transform="rotate(-90)" x="{-(top + height / 2):.0f}" y="14">{escape(y_words)}</text>'
-    )
+    yield f'<text class="tick" x="{left + width / 2:.0f}" y="{top + height + 40}">memory per GPU, GiB</text>'
+    yield (f'<text class="tick" transform="rotate(-90)" x="{-(top + height / 2):.0f}" y="14">tokens/s</text>')
 
 
-def _svg(width: float, height: float, words: str, lines: Sequence[str]) -> str:
-    box, label = f"0 0 {width} {height:.0f}", escape(words)
+def _svg(height: float, words: str, lines: Sequence[str]) -> str:
+    box, label = f"0 0 {WIDTH} {height:.0f}", escape(words)
     head = f'<svg class="chart" viewBox="{box}" role="group" aria-label="{label}">'
     return "\n".join((head, *lines, "</svg>"))
 

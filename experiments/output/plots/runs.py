@@ -173,7 +173,6 @@ def plot_throughput_bars(
     base: str | None = None,
     what: str = "95% confidence interval",
     speed_up: Mapping[str, float] | None = None,
-    title: str = "Throughput",
 ) -> Figure:
     """Bars of every strategy's tokens/s with intervals (low, high), labelled with the speed-up over *base*.
 
@@ -201,7 +200,7 @@ def plot_throughput_bars(
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         axes.set(
             ylabel="throughput (tokens/s)",
-            title=title,
+            title="Throughput",
             xlabel=f"× = speed-up over {base}" + (f"\nbars: {what}" if bounds else ""),
         )
     return figure

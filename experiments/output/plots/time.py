@@ -71,9 +71,7 @@ def plot_time_breakdown(seconds: Mapping[str, Seconds]) -> Figure:
     return figure
 
 
-def plot_rank_step_time(
-    layers_s: Mapping[str, Mapping[str, ArrayLike]], *, title: str = "Time of every rank in one step"
-) -> Figure:
+def plot_rank_step_time(layers_s: Mapping[str, Mapping[str, ArrayLike]]) -> Figure:
     """One panel per strategy: what each rank does, ranks sorted by what they do beside waiting, waits on top.
 
     The title of a panel tells compute and exposed communication apart: a rank that only sends is not at work.
@@ -81,7 +79,6 @@ def plot_rank_step_time(
     Args:
         layers_s: strategy -> layer -> seconds per rank, stacked in this order; layers whose name starts with
             "wait" are waits (grey), "compute" is work, "communication" is what compute does not hide.
-        title: heading of the plot.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -116,7 +113,7 @@ def plot_rank_step_time(
                 float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute"
             )
         panels[0].set_ylabel("seconds in one step")
-        headed(figure, title)
+        headed(figure, "Time of every rank in the step of the first batch")
         handles: dict[str, Artist] = {}
         for axes in panels:
             handles.update({str(a.get_label()): a for a in axes.get_legend_handles_labels()[0]})

@@ -42,8 +42,7 @@ def comparison_files(comparison: Comparison, table: Table[Outcome]) -> tuple[Out
             {o.strategy: o.account_s() for o in outcomes}
         ),
         "rank_step_time": lambda: plots_of_time.plot_rank_step_time(
-            {o.strategy: _rank_layers(o) for o in outcomes},
-            title="Time of every rank in the step of the first batch",
+            {o.strategy: _rank_layers(o) for o in outcomes}
         ),
         "length_distribution": lambda: _length_figure(comparison),
     }

@@ -14,8 +14,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.layout.parts_in_16_bits import is_parts
-from hdpsim.cost_models.layout.switches import Precision
+from hdpsim.cost_models.layout.switches import Precision, is_parts
 from hdpsim.cost_models.layout_checks import check_layout, reasons_against
 from hdpsim.cost_models.memory.peak import memory_report
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, wide_shares

@@ -302,10 +302,10 @@ def test_papers_give_residuals_without_measurements() -> None:
 
 def test_a_file_of_something_else_is_refused_before_any_work(tmp_path):
     other = tmp_path / "notes.csv"
-    check_residuals(str(other), "--write-residuals")
+    check_residuals(str(other))
     other.write_text("hello\n")
     with pytest.raises(UserInputError, match="no file of residuals"):
-        check_residuals(str(other), "--write-residuals")
+        check_residuals(str(other))
     assert other.read_text() == "hello\n"
 
 

@@ -140,9 +140,9 @@ def test_only_a_calibration_is_replaced(name: str, said: str, measured: Path, tm
     assert result.exit_code == 2
     assert said in result.output
     assert mine.read_bytes() == measured.read_bytes()
-    check_calibration_file(str(tmp_path / "new.yaml"), "--output")
+    check_calibration_file(str(tmp_path / "new.yaml"))
     (tmp_path / "new.yaml").touch()
-    check_calibration_file(str(tmp_path / "new.yaml"), "--output")
+    check_calibration_file(str(tmp_path / "new.yaml"))
 
 
 def test_a_calibration_is_written_whole_or_not_at_all(

@@ -10,8 +10,8 @@ from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.strategies.opt import gangs as gangs_module
 from hdpsim.simulator.strategies.opt.fresh_ranks import FreshRanks
 from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs, window_max
+from hdpsim.simulator.strategies.opt.hdp_opt import rehearsed_s
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
-from hdpsim.simulator.strategies.opt.rehearsal import rehearsed_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
