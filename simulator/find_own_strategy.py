@@ -76,6 +76,13 @@ def is_own_name(name: str) -> bool:
     return bool(re.fullmatch(OWN_NAME, name)) or name in _registered or _entry_point(name) is not None
 
 
+def installed_names() -> tuple[str, ...]:
+    """Plain names under which installed packages offer strategies, hdpsim's own package among them."""
+    from importlib.metadata import entry_points
+
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
 def load_strategy(name: str) -> Strategy:
     """The function of that name, which takes one argument.
 

@@ -38,7 +38,8 @@ class StrategyOptions(Checked):
     name: StrategyName | OwnStrategyName = "hdp-opt"
     """How sequences are spread over ranks: a static mesh, hybrid data parallelism as ByteScale's Algorithm 1 (naive),
     as its Algorithm 2 (balance) or as our own planner (opt) has it, packs of equal work (WLB-LLM), attention dealt to
-    all ranks alike (DistCA), or a function of one's own."""
+    all ranks alike (DistCA); by the same key flexsp, megatron-dp-balanced, megatron-dynamic-cp, megatron-hybrid-cp,
+    megatron-balanced-pp and functions of one's own."""
     packing: Packing = "in-order"
     """How the static mesh packs sequences up to the context length; concatenate: any plan may cut them."""
     padding: bool = True

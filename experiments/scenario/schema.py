@@ -35,7 +35,13 @@ from hdpsim.experiments.scenario.values import (
 )
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
-from hdpsim.simulator.find_own_strategy import OWN_NAME, OWN_WORDS, is_own_name, load_strategy
+from hdpsim.simulator.find_own_strategy import (
+    OWN_NAME,
+    OWN_WORDS,
+    installed_names,
+    is_own_name,
+    load_strategy,
+)
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.settings import FIELDS
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, StrategyName, StrategyOptions
@@ -55,8 +61,9 @@ def _strategy_name(value: object) -> str:
         except StrategyError as error:
             raise ValueError(str(error)) from None
         return value
+    known = strategy_names() if value in strategy_names() else (*strategy_names(), *installed_names())
     try:
-        return str(choice(strategy_names())(value))
+        return str(choice(known)(value))
     except ValueError as error:
         raise ValueError(f"{error}; or {OWN_WORDS}") from None
 

@@ -194,7 +194,7 @@ def compare(
         replicated = replicate(comparison, replications, shown) if replications else ()
     lines = tuple(_write_timelines(timeline, comparison)) if timeline is not None else ()
     document = compare_document(comparison, target, replicated)
-    return Result(document=document, scenario=checked, found=comparison, lines=lines)
+    return Result(document=document, scenario=checked, found=comparison, lines=lines, error=comparison.error)
 
 
 def _write_timelines(path: str, comparison: Comparison) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import HdpSimError, InfeasibleError, OwnPlanError, StrategyError
 from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.statistics import Estimate, estimate, ratio_of_sums
@@ -76,13 +76,15 @@ class Outcome:
     results: tuple[StepResult, ...] = ()
     reason: str = ""
     """Why it cannot run; empty when it ran."""
+    error: HdpSimError | None = None
+    """Of a strategy of one's own that failed, or whose plan broke a promise: what it did."""
     band: Band | None = None
     """How well runs like it were predicted, for the first batch; None when it cannot run, or one's own planned it."""
     setup: Setup | None = None
     lengths: tuple[Lengths, ...] = ()
+    """What was simulated, and the batches; only of a strategy that ran."""
     links: LinksOverSteps | None = None
     """What they carried in all batches, of several whose transfers share links."""
-    """What was simulated, and the batches; only of a strategy that ran."""
     mesh: Mesh | None = None
     """Of a static mesh that ran."""
     independent: bool = True
@@ -204,6 +206,11 @@ class Comparison:
     def batches(self) -> int:
         """How many global batches."""
         return len(self.lengths)
+
+    @property
+    def error(self) -> HdpSimError | None:
+        """What the first strategy of one's own did wrong, if one did."""
+        return next((outcome.error for outcome in self.outcomes if outcome.error is not None), None)
 
     @property
     def feasible(self) -> tuple[Outcome, ...]:
@@ -335,8 +342,11 @@ def compare(
         links: record every link in the first batch (flows only).
         baseline: look for the fastest static mesh, and give it a row when it is not the scenario's own.
 
+    A strategy of one's own that fails is a row with its reason and its error; the others go on.
+
     Raises:
         InfeasibleError: no strategy can run.
+        StrategyError, OwnPlanError: none did, and one's own is wrong.
     """
     from .baseline import best_static
     from .other_degrees import faster_degree
@@ -344,11 +354,20 @@ def compare(
     drawn = scenario.draw(batches)
     lengths, independent = drawn.lengths, not drawn.use.repeated
     step_done = counted(report, len(strategies) * len(lengths))
-    outcomes = [
-        run_batches(scenario, lengths, strategy, step_done, spans=spans, links=links, independent=independent)
-        for strategy in strategies
-    ]
+
+    def outcome_of(strategy: str) -> Outcome:
+        try:
+            return run_batches(
+                scenario, lengths, strategy, step_done, spans=spans, links=links, independent=independent
+            )
+        except (StrategyError, OwnPlanError) as error:
+            return Outcome(strategy=strategy, reason=str(error), error=error)
+
+    outcomes = [outcome_of(strategy) for strategy in strategies]
     if not any(outcome.results for outcome in outcomes):
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
         reasons = "\n".join(f"  {outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy can run this scenario:\n{reasons}")
     found = other = None

@@ -6,6 +6,7 @@ capacity is `--max-seqlen-per-dp-cp-rank`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +72,7 @@ def dynamic_cp(problem: PlanningProblem) -> Plan:
     rounds = 0
     while waiting:
         made = _Round(problem, lengths, waiting[0])
-        waiting = [sequence for sequence in waiting[1:] if not made.takes(sequence)]
+        waiting = made.fill(waiting[1:])
         for sequences, ranks in made.spread():
             builder.add(sequences, ranks, slot=rounds)
         rounds += 1
@@ -106,9 +107,28 @@ class _Round:
         self._cap = ROUND_SLACK * lengths[longest] ** 2 / first
         self._add(longest, self._new(first))
 
-    def takes(self, sequence: int) -> bool:
-        """Place the sequence where it adds least to the busiest rank; False: nowhere within the cap."""
-        length = self._lengths[sequence]
+    def fill(self, waiting: list[int]) -> list[int]:
+        """Place what goes into this round, longest first, and return what does not.
+
+        What a sequence finds no place for, a longer one finds none for either: the next that does is found by halves.
+        """
+        left: list[int] = []
+        at = 0
+        while at < len(waiting):
+            where = self._where(self._lengths[waiting[at]])
+            if where is None:
+                following = bisect_left(
+                    waiting, True, at + 1, key=lambda one: self._where(self._lengths[one]) is not None
+                )
+                left += waiting[at:following]
+                at = following
+                continue
+            self._add(waiting[at], self._new(where) if isinstance(where, int) else where)
+            at += 1
+        return left
+
+    def _where(self, length: int) -> _Group | int | None:
+        """The group, or the size of a new one, that adds least to the busiest rank; None: nowhere within the cap."""
         busiest = max(group.work for group in self._groups)
         best: tuple[float, _Group | int] | None = None
         for size in self._sizes:
@@ -122,11 +142,7 @@ class _Round:
                         best = (end, group)
             if size <= self._free and (best is None or max(busiest, work) < best[0]):
                 best = (max(busiest, work), size)
-        if best is None or best[0] > self._cap:
-            return False
-        where = best[1]
-        self._add(sequence, self._new(where) if isinstance(where, int) else where)
-        return True
+        return None if best is None or best[0] > self._cap else best[1]
 
     def spread(self) -> list[tuple[list[int], range]]:
         """The sequences of every group and its ranks, all ranks in use if heads allow it."""

@@ -78,6 +78,7 @@ def test_every_verb_takes_them(run, words):
         ("cli_own:none", 2, "has no none; its functions: crash, lost, plan, two"),
         ("cli_missing:plan", 2, "cannot import cli_missing: ModuleNotFoundError"),
         ("hdp-naiv", 2, "did you mean 'hdp-naive'?); or my_module:function for one's own"),
+        ("megatron-dynamic", 2, "did you mean 'megatron-dynamic-cp'?"),
         ("cli_own:lost", 3, "strategy cli_own:lost: 0 of the"),
     ],
 )
@@ -86,6 +87,8 @@ def test_faults_are_one_message_and_an_exit_code(run, name, code, message):
     assert result.exit_code == code, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output
+    ran = name in ("cli_own:crash", "cli_own:lost")
+    assert (f"{name} cannot run: strategy {name}" in result.stdout) == ran  # the others keep their rows
 
 
 _SWEEP = """

@@ -14,7 +14,7 @@ from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.strategies.megatron.schedulers import dp_balanced, dynamic_cp
+from hdpsim.simulator.strategies.megatron.schedulers import _Round, dp_balanced, dynamic_cp
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
@@ -51,6 +51,16 @@ def test_what_is_above_the_cap_waits_for_the_next_round() -> None:
     plan = dynamic_cp(problem([1000] * 16))
     slots = np.diff(plan.order_offsets)
     assert slots.tolist() == [2] * 8
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 3000), min_size=2, max_size=40))
+def test_a_round_takes_what_it_would_take_if_every_sequence_were_asked(lengths: list[int]) -> None:
+    lengths = sorted(lengths, reverse=True)
+    filled, asked = (_Round(problem(lengths), lengths, 0) for _ in range(2))
+    rest = range(1, len(lengths))
+    assert filled.fill(list(rest)) == [one for one in rest if asked.fill([one])]
+    assert filled.spread() == asked.spread()
 
 
 def test_no_group_is_doubled_beyond_what_heads_allow() -> None:
