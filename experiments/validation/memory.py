@@ -8,6 +8,7 @@ from typing import Any
 
 from hdpsim.experiments.output.document import Column
 from hdpsim.experiments.records.columns import Record
+from hdpsim.experiments.records.memory import GIGABYTE
 from hdpsim.experiments.records.prediction import Prediction
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, percent
 
@@ -22,6 +23,7 @@ def memory_columns(record: Record, prediction: Prediction) -> dict[str, Any]:
         "peak_mem_error": error_of(record.measured.peak_mem_gb, prediction.peak_mem_gb),
         "ran": record.measured.ran,
         "predicted_fits": found and found.fits,
+        "gpu_memory_gb": found and found.fullest.capacity_bytes / GIGABYTE,
         "memory_gauge": found and found.gauge,
         "memory_parts_gb": dict(found.parts_gb) if found else {},
     }

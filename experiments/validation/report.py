@@ -69,6 +69,7 @@ _BAND: Column[Row] = Column(
     lambda row: None if row["step_s_p10"] is None else f"{row['step_s_p10']:.4g} to {row['step_s_p90']:.4g}",
     heading="step s, P10 to P90",
 )
+_GAUGE: Column[Row] = Column("memory_gauge", heading="peak is", left=True)
 _FITS: Column[Row] = Column("predicted_fits", heading="fits", format=lambda fits: "yes" if fits else "no")
 RECORD: tuple[Column[Row], ...] = (
     Column("record"),
@@ -90,7 +91,7 @@ def blocks(payload: Row, few: int) -> tuple[Table[Any], ...]:
     memory = payload["kind"] == "validate-memory"
     tables: list[Table[Any]] = []
     if len(payload["records"]) <= few:
-        columns = (*RECORD, _FITS if memory else _BAND)
+        columns = (*RECORD, *((_GAUGE, _FITS) if memory else (_BAND,)))
         tables.append(Table(title="Records", columns=columns, rows=payload["records"]))
     # Memory is measured in few sources; in time mode a source of which nothing can be judged is news.
     groups = [group for group in payload["groups"] if group["count"] or not memory]

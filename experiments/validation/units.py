@@ -49,6 +49,11 @@ def _doubts(row: Row) -> Iterator[str]:
                 "no run is that fast, so the measurement or the configuration is wrong"
                 f"{_hint(row, column, ratio)}"
             )
+        elif column == "peak_mem_gb" and measured > (row.get("gpu_memory_gb") or math.inf):
+            yield (
+                f"{column} {measured:.4g} is more than the {row['gpu_memory_gb']:.4g} GB that the GPU has"
+                f"{_hint(row, column, ratio)}"
+            )
         elif not 1 / BEYOND < ratio < BEYOND:
             yield f"{column} {measured:.4g} is {_times(ratio)} the prediction{_hint(row, column, ratio)}"
 

@@ -65,5 +65,11 @@ def test_a_whole_table_in_another_unit_is_named_in_few_lines() -> None:
     assert f"and {500 - SHOWN} more" in lines[-1]
 
 
+def test_a_peak_beyond_the_memory_of_the_gpu_is_named() -> None:
+    row = RIGHT | {"peak_mem_gb": 84.0, "gpu_memory_gb": 85.0}
+    assert unit_lines([row]) == []
+    assert "more than the 85 GB" in unit_lines([row | {"peak_mem_gb": 120.0}])[0]
+
+
 def test_what_is_not_said_is_not_doubted() -> None:
     assert unit_lines([RIGHT, RIGHT | {"measured_share_of_peak": None} | dict.fromkeys(TRUE)]) == []
