@@ -58,9 +58,9 @@ class Calibration(Checked):
     gemm_efficiency: Calibrated
     """Large dense BF16 GEMM, full waves, full clock: fraction of the peak tensor rate."""
     fp8_gemm_efficiency: Calibrated
-    """The same with 8-bit operands, of the FP8 peak (casts apart)."""
+    """Large dense GEMM with 8-bit operands: fraction of the FP8 peak (casts apart)."""
     fp4_gemm_efficiency: Calibrated
-    """The same with 4-bit operands, of the FP4 peak."""
+    """Large dense GEMM with 4-bit operands: fraction of the FP4 peak."""
     static_w: Calibrated
     """Power that does not depend on the clock of the tensor cores: leakage, HBM, links."""
     tensor_boost_w: Calibrated
@@ -70,13 +70,13 @@ class Calibration(Checked):
     bf16_joule_per_flop: Calibrated
     """Energy of a 16-bit tensor FLOP (products, attention) at full clock; 0 = power never limits."""
     fp8_joule_per_flop: Calibrated
-    """The same with 8-bit operands."""
+    """Energy of an 8-bit tensor FLOP at full clock."""
     fp4_joule_per_flop: Calibrated
-    """The same with 4-bit operands."""
+    """Energy of a 4-bit tensor FLOP at full clock."""
     burst_power_share: Calibrated
     """Part of the slowdown for a lack of power, as its exponent, that runs of some milliseconds show already."""
     gemm_half_k: Calibrated
-    """Contraction length at which a GEMM reaches half of that (prologue and epilogue of a tile)."""
+    """Contraction length at which a GEMM reaches half of its large-size rate (prologue and epilogue of a tile)."""
     tile_sides: Calibrated
     """Lengths that a side of an output tile may have; 0: the few tiles of libraries up to Ampere."""
     tile_operand_share: Calibrated
@@ -92,13 +92,13 @@ class Calibration(Checked):
     weight_gradient_efficiency: Calibrated
     """Weight-gradient GEMM relative to the forward one, traffic of its fp32 accumulator apart."""
     accumulate_overlap: Calibrated
-    """The same of a weight-gradient GEMM that adds to a sum."""
+    """Share of matrix work and traffic that a weight-gradient GEMM overlaps where it adds to a sum."""
     fp8_gradient_efficiency: Calibrated
     """8-bit products of the backward relative to the forward's: partial sums promoted to fp32 on the way."""
     attention_forward_efficiency: Calibrated
     """Flash attention forward on long sequences: fraction of the peak tensor rate (causal FLOP)."""
     attention_backward_efficiency: Calibrated
-    """The same for the backward (2.5 times the forward's FLOP)."""
+    """Flash attention backward on long sequences: fraction of the peak (2.5 times the forward's FLOP)."""
     flash1_rate: Calibrated
     """FlashAttention of 2022 over the generation's best attention kernel."""
     flash2_rate: Calibrated
@@ -106,25 +106,25 @@ class Calibration(Checked):
     mxfp8_attention_rate: Calibrated
     """Forward of attention in MXFP8 over that of the generation's best attention kernel."""
     mxfp8_attention_backward_rate: Calibrated
-    """The same of its backward."""
+    """Backward of attention in MXFP8 over that of the generation's best attention kernel."""
     cudnn2025_rate: Calibrated
     """The backward of heads of 192 and 128 by cuDNN before 9.18.1 over the generation's best."""
     attention_half_tokens: Calibrated
     """Sequence length at which attention reaches half of its long-sequence rate."""
     attention_block_half_tokens: Calibrated
-    """The same for the unmasked blocks of ring attention."""
+    """Block length at which the unmasked blocks of ring attention reach half of their rate."""
     attention_backward_ramp: Calibrated
     """Both half lengths of the backward over the forward's."""
     attention_forward_tail: Calibrated
     """Share of a longest tile that SMs idle at the end of a forward."""
     attention_backward_tail: Calibrated
-    """The same of a causal backward."""
+    """Share of a longest tile that SMs idle at the end of a causal backward."""
     attention_backward_tail_factor: Calibrated
-    """It is at most so many times 1 - tiles of a head / (2 SMs): of many tiles the last ones are short."""
+    """The backward's tail is at most so many times 1 - tiles of a head / (2 SMs): of many tiles the last are short."""
     empty_block_forward_s: Calibrated
     """Life of a block of a forward over sequences of several lengths that finds nothing to do."""
     empty_block_backward_s: Calibrated
-    """The same of a backward."""
+    """Life of such an empty block of a backward."""
     attention_half_head_dim: Calibrated
     """Head dimension at which exponentials take as long as the matrix work; efficiencies are for dimension 128."""
     attention_tile_tokens: Calibrated
@@ -138,9 +138,9 @@ class Calibration(Checked):
     convolution_sm_s: Calibrated
     """Seconds of one SM for an element of a Mamba-2 layer's convolution, beside the time of its traffic."""
     convolution_backward_sm_s: Calibrated
-    """The same of its gradients."""
+    """Seconds of one SM for an element of the convolution's gradients, beside the time of its traffic."""
     gated_norm_backward_sm_s: Calibrated
-    """The same of the gated norm's gradients; its forward takes its traffic alone."""
+    """Seconds of one SM for an element of the gated norm's gradients; its forward takes its traffic alone."""
     merge_bytes_per_element: Calibrated
     """HBM traffic of merging one ring-attention step's output into the running one, per output element."""
     ring_delay_s: Calibrated

@@ -57,7 +57,7 @@ class Gpu(Checked):
     host_link_bytes_per_s: Bandwidth
     """PCIe or C2C between GPU and host memory, one direction at a time (measured where known)."""
     host_link_duplex_bytes_per_s: Bandwidth
-    """The same, each way while both directions are busy."""
+    """PCIe or C2C between GPU and host memory, each way while both directions are busy."""
     tdp_w: Power
     calibration: str
     """Name of the calibration of this GPU's hardware generation (cost_models/data/calibration)."""
@@ -69,7 +69,7 @@ class Gpu(Checked):
     idle_w: Power | None = None
     """Power of the board without work; None: a tenth of tdp_w."""
     prices: str = ""
-    """Its name in lists of prices (prices.py); empty: none of them has it."""
+    """Name of the GPU in lists of prices (prices.py); empty: none of them has it."""
     usd_per_hour: Annotated[float, RANGES["money"]] | None = None
     """What the user says that an hour costs; None: what the list says."""
     source: str = ""

@@ -202,7 +202,7 @@ class KernelRate(NamedTuple):
     """Rate of long sequences."""
     backward: float = 1.0
     ramp: float = 1.0
-    """Its half lengths over the best kernel's."""
+    """Half lengths over the best kernel's."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions that it was compiled for; others are filled up to the next. None: any is as good."""
     descending: bool = True

@@ -46,7 +46,7 @@ class MambaKernels(NamedTuple):
     streamed: float
     """Elements of 16 bits that convolution and gated norm read and write."""
     scanned: float
-    """The same of the scan."""
+    """Elements of 16 bits that the scan reads and writes."""
     scan_flop: float
     convolved: tuple[float, float]
     """Elements that pass the convolution forward and backward."""

@@ -15,10 +15,10 @@ class Groups(NamedTuple):
     """Groups of ranks that share sequences, [n] each or to be broadcast against each other."""
 
     tokens: Floats
-    """Of a rank: what it merges and sends on, padding included."""
+    """Tokens of a rank: what it merges and sends on, padding included."""
     size: Floats
     tier: Ints
-    """Of the slowest hop of the group's ring."""
+    """Tier of the slowest hop of the group's ring."""
     crossing: Floats | None = None
     """See MicroBatches."""
 

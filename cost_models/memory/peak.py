@@ -274,7 +274,7 @@ class _TokenBytes(NamedTuple):
     """Kept of every other rank of a group."""
     ring: float
     ring_step: float
-    """Of every step of a ring that keeps them all."""
+    """Kept of every step of a ring that keeps them all."""
     head: float
 
 
@@ -347,7 +347,7 @@ class _Load(NamedTuple):
     working_scores: float
     """Beside what a layer works with, per token."""
     groups: int
-    """Of ranks, with NCCL buffers of their own."""
+    """Groups of ranks with NCCL buffers of their own."""
 
 
 def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:

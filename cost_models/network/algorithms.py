@@ -82,9 +82,9 @@ class Wires:
     ring_step_s: float = 0.0
     """Least time of a step of a ring across nodes, and of a tree's step over the network (Node.ring_step_s)."""
     all_to_all_share: float = 1.0
-    """Of the rates in `remote`, see Node.all_to_all_share."""
+    """Share of the rates in `remote`, see Node.all_to_all_share."""
     tree_channels: float = math.inf
-    """Of a tree across nodes."""
+    """Channels of a tree across nodes."""
 
     @property
     def ring_bytes_per_s(self) -> float:

@@ -221,7 +221,7 @@ class _Sharers(NamedTuple):
     stride: int
     """GPUs from a member to the next one."""
     stage_stride: int
-    """The same, counting the GPUs of one stage only."""
+    """GPUs from a member to the next one, counting those of one stage only."""
 
 
 def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:

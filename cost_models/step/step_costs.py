@@ -25,7 +25,7 @@ class Epilogue:
     optimizer_s: Floats
     """Optimizer update (and gradient-norm) after the gradients of the whole model are there."""
     planning_s: float = 0.0
-    """Of data_s: batch metadata, planning and sending the plan."""
+    """Part of data_s: batch metadata, planning and sending the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

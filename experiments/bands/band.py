@@ -111,9 +111,9 @@ class Stretches(NamedTuple):
     """How much wider bands are than the quantiles of their neighbours."""
 
     new: float
-    """Of a source that no record is from."""
+    """The stretch of a source that no record is from."""
     known: Mapping[str, float]
-    """Of the others, by name."""
+    """Stretches of the other sources, by name."""
 
     def of(self, source: str) -> float:
         """The stretch for a run of that source; an empty name is a new source."""

@@ -62,12 +62,12 @@ class Timeline:
     """When everything happened."""
 
     start_s: Floats
-    """Of each operation of the program."""
+    """When each operation of the program starts."""
     end_s: Floats
-    """Of each operation of the program."""
+    """When each operation of the program ends."""
     step_end: StepEnd
     arrival_s: Floats | None = None
-    """Of what each operation of the program waits for, where that is not known from the ends."""
+    """When what each operation waits for arrives, where that is not known from the ends."""
 
 
 def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, Floats]] = ()) -> Execution:

@@ -86,7 +86,7 @@ class Outcome:
     links: LinksOverSteps | None = None
     """What they carried in all batches, of several whose transfers share links."""
     mesh: Mesh | None = None
-    """Of a static mesh that ran."""
+    """The mesh of a static strategy that ran."""
     independent: bool = True
     """Whether the batches are independent samples; no interval if not."""
 

@@ -25,7 +25,7 @@ class Durations:
     own: tuple[Floats, Floats, Floats]
     """Forward, backward (weight gradients apart) and weight gradient, [K, micro-batches], without noise."""
     slowest: tuple[Floats, Floats, Floats]
-    """The same times the largest factor of the members."""
+    """Durations times the largest factor of the members."""
 
     @classmethod
     def of(

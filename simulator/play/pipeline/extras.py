@@ -90,7 +90,7 @@ class Extras:
     """[operations + 1]: the feeds of each operation that others wait for."""
     weights: WeightGradients
     weight_s: Floats
-    """Of each weight gradient."""
+    """Seconds of each weight gradient."""
     stage_by_stage: bool
     """Whether steps follow each other stage by stage."""
     exchanges: Exchanges | None = None

@@ -38,7 +38,7 @@ class Turns(NamedTuple):
     """
 
     operation: Ints
-    """Its number: link x micro-batches + micro-batch."""
+    """Number of an operation: link x micro-batches + micro-batch."""
     before: Ints
     """The operation, or opening, of its stage before it."""
     source: Ints

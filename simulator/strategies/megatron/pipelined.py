@@ -72,7 +72,7 @@ class _Slot:
     ranks: range
     flop: float = 0.0
     tokens: float = 0.0
-    """On each of its ranks."""
+    """Tokens on each of its ranks."""
     sequences: list[int] = field(default_factory=list)
 
 
