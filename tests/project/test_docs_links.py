@@ -92,3 +92,13 @@ def test_names_that_pages_find_in_modules_are_there() -> None:
         if found[0] in text and found not in JSON_KEYS and ".".join(found) not in keys
     }
     assert not [found for found in named if not re.search(rf"\b{found[1]}\b", text[found[0]])]
+
+
+def test_every_package_is_in_the_tables_of_the_architecture() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    packages = {
+        file.parent.name
+        for folder in ("experiments", "simulator", "cost_models")
+        for file in (ROOT / folder).glob("*/__init__.py")
+    }
+    assert not [name for name in packages if f"`{name}`" not in page]
