@@ -6,9 +6,10 @@ from dataclasses import MISSING, fields
 from decimal import Decimal
 from typing import Any
 
-from hdpsim.cost_models.hardware.entries import KEYS, Key
+from hdpsim.cost_models.hardware.entries import KEYS
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
+from hdpsim.cost_models.reading.fields import Key
 from hdpsim.cost_models.transformer.model import Model
 
 from . import catalog

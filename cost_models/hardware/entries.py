@@ -6,15 +6,13 @@ otherwise, has a unit or a range of another name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from hdpsim.cost_models.hardware.mixed_cluster import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
-from hdpsim.cost_models.reading.fields import Fields
+from hdpsim.cost_models.reading.fields import Fields, Key
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.ranges import RANGES
 
@@ -24,22 +22,6 @@ Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Mamba, Mod
 _DUPLEX_SHARE = (
     18.5 / 25.9
 )  # each way with both busy over one way, A100 PCIe Gen4 (NVIDIA/nvbandwidth README)
-
-
-class Key(NamedTuple):
-    """How a field stands in a file.
-
-    Attributes:
-        name: the key, where it is not the field's name.
-        kind: its range in hdpsim.ranges, where that is not the key; of quantities their dimension.
-        unit: of a quantity, as it is written.
-        power: the power of ten that the unit stands for.
-    """
-
-    name: str = ""
-    kind: str | None = None
-    unit: str = ""
-    power: int = 0
 
 
 def _rate(name: str) -> Key:
@@ -243,11 +225,7 @@ def _built(fields: Fields, kind: type[Entry], name: str | None = None, **given: 
     """
     if name is not None:
         given |= {"name": _name(fields, name), "source": _source(fields)}
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind, include_extras=True)
-    hints = _HINTS[kind]
-    others = (item for item in dataclasses.fields(kind) if item.name not in given)
-    given |= {item.name: _read(fields, item, hints[item.name], kind) for item in others}
+    given |= fields.values_of(kind, KEYS.get(kind, {}), given)
     result = _agreeing(fields, lambda: kind(**given)) if fields.sound else None
     fields.finish()
     return result if fields.sound else None
@@ -261,34 +239,3 @@ def _agreeing(fields: Fields, made: Callable[[], Made]) -> Made | None:
         for key, text in error.problems:
             fields.problems.add(fields.dotted(key), text)
         return None
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
-"""Annotations of kinds of entries, which take a millisecond to work out."""
-
-
-def _read(fields: Fields, item: dataclasses.Field[Any], hint: Any, kind: type) -> Any:
-    """The value of one field, by its annotation and what KEYS says of it."""
-    way = KEYS.get(kind, {}).get(item.name, Key())
-    name = way.name or item.name
-    optional = NoneType in get_args(hint)
-    if optional:
-        hint = next(option for option in get_args(hint) if option is not NoneType)
-    default = {} if item.default in (dataclasses.MISSING, None) else {"default": item.default}
-    if get_origin(hint) is Literal:
-        return fields.choice(name, get_args(hint), **default)
-    if hint is bool:
-        return fields.boolean(name, **default)
-    if hint is str:
-        return fields.text(name, **default)
-    number, limits = get_args(hint)
-    if way.unit and way.kind is not None:
-        default |= {"default": None} if optional else {}
-        return fields.quantity(name, way.kind, zero=limits.low == 0, **default)
-    if optional:  # 0 says that there is none
-        default = {"default": 0}
-    if number is int:
-        value: float = fields.integer(name, minimum=limits.low, kind=way.kind, **default)
-    else:
-        value = fields.number(name, kind=way.kind, **default)
-    return value or None if optional else value

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from hdpsim.cost_models.reading.units import parse_quantity
 from hdpsim.errors import QuantityError, ScenarioError
@@ -33,6 +36,22 @@ class Problems:
         """Raise one ScenarioError with everything noted so far."""
         if self.found:
             raise ScenarioError(tuple(self.found), source=self._source)
+
+
+class Key(NamedTuple):
+    """How a field stands in a file.
+
+    Attributes:
+        name: the key, where it is not the field's name.
+        kind: its range in hdpsim.ranges, where that is not the key; of quantities their dimension.
+        unit: of a quantity, as it is written.
+        power: the power of ten that the unit stands for.
+    """
+
+    name: str = ""
+    kind: str | None = None
+    unit: str = ""
+    power: int = 0
 
 
 class Fields:
@@ -191,6 +210,37 @@ class Fields:
         """The nested mapping under *name*."""
         return Fields(self.raw(name, {}), self.problems, self.dotted(name))
 
+    def values_of(self, kind: type, keys: Mapping[str, Key], given: Container[str] = ()) -> dict[str, Any]:
+        """The values of a dataclass's fields, but of those that are *given*, by their annotations and *keys*."""
+        hints = _hints(kind)
+        others = (item for item in dataclasses.fields(kind) if item.name not in given)
+        return {item.name: self._value(item, hints[item.name], keys.get(item.name, Key())) for item in others}
+
+    def _value(self, item: dataclasses.Field[Any], hint: Any, way: Key) -> Any:
+        """The value of one field."""
+        name = way.name or item.name
+        optional = NoneType in get_args(hint)
+        if optional:
+            hint = next(option for option in get_args(hint) if option is not NoneType)
+        default = {} if item.default in (dataclasses.MISSING, None) else {"default": item.default}
+        if get_origin(hint) is Literal:
+            return self.choice(name, get_args(hint), **default)
+        if hint is bool:
+            return self.boolean(name, **default)
+        if hint is str:
+            return self.text(name, **default)
+        number, limits = get_args(hint)
+        if way.unit and way.kind is not None:
+            default |= {"default": None} if optional else {}
+            return self.quantity(name, way.kind, zero=limits.low == 0, **default)
+        if optional:  # 0 says that there is none
+            default = {"default": 0}
+        if number is int:
+            value: float = self.integer(name, minimum=limits.low, kind=way.kind, **default)
+        else:
+            value = self.number(name, kind=way.kind, **default)
+        return value or None if optional else value
+
     def finish(self) -> None:
         """Note every key nobody asked for."""
         if self._taken_all:
@@ -209,3 +259,9 @@ def _kind(value: object) -> str:
     names = {bool: "true/false", int: "the number", float: "the number", str: "the text", list: "a list"}
     names |= {dict: "a mapping", type(None): "nothing"}
     return names.get(type(value), type(value).__name__)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Annotations of a dataclass, which take a millisecond to work out."""
+    return get_type_hints(kind, include_extras=True)

@@ -11,6 +11,7 @@ from hdpsim.cost_models.calibration.calibration import calibration_names
 from hdpsim.cost_models.hardware import catalog, entries
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.field_docstrings import field_words
+from hdpsim.cost_models.reading.fields import Key
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS
@@ -144,7 +145,7 @@ def _fields_of(kind: type) -> Iterator[tuple[str, str, Schema]]:
     for item in fields(kind):
         if item.name in ("name", "source", "price_source"):
             continue
-        way = entries.KEYS.get(kind, {}).get(item.name, entries.Key())
+        way = entries.KEYS.get(kind, {}).get(item.name, Key())
         key, hint = way.name or item.name, hints[item.name]
         optional = NoneType in get_args(hint)
         if optional:
@@ -157,7 +158,7 @@ def _fields_of(kind: type) -> Iterator[tuple[str, str, Schema]]:
         yield key, item.name, schema
 
 
-def _value(hint: Any, key: str, way: entries.Key, *, optional: bool) -> Schema:
+def _value(hint: Any, key: str, way: Key, *, optional: bool) -> Schema:
     """The schema of a value by its annotation; 0 says that there is none of what is optional."""
     if get_origin(hint) is Literal:
         return {"enum": list(get_args(hint))}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
-from hdpsim.cost_models.hardware.entries import Key
+from hdpsim.cost_models.reading.fields import Key
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
