@@ -178,7 +178,7 @@ def _study(
         study = _run(longer, workers, report, plan)
         seconds = study.times_to(tokens)
         if len(seconds) == len(study.results):
-            return replace(study, target=study.costs.target(tokens, estimate(seconds)))
+            return replace(study, target=study.costs.target(tokens, estimate(seconds), plan.undisturbed.band))
         duration_s *= 2.0
     raise InfeasibleError(
         f"{large_amount(tokens)} tokens are not reached in {LONGEST_S / YEAR_S:.0f} years or {MOST_DOUBLINGS} times as "

@@ -63,7 +63,7 @@ def training_of(replay: DatasetReplay) -> Target:
     cluster, throughput = replay.scenario.cluster, replay.throughput
     price = mean_price(cluster, replay.scenario.costs)
     costs = Costs(price=price, power=None, gpus=cluster.gpus, tokens_per_s=throughput.tokens_per_s)
-    return costs.target(throughput.tokens, fixed(throughput.seconds))
+    return costs.target(throughput.tokens, fixed(throughput.seconds), replay.band)
 
 
 def replay_json(replay: DatasetReplay) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import numpy as np
 
 from hdpsim.cost_models.hardware.prices import CostOptions, PriceRange, price_list
 from hdpsim.cost_models.reading.units import HOUR_S
-from hdpsim.experiments.output.amounts import large_amount, with_duration
+from hdpsim.experiments.output.amounts import duration, large_amount, with_duration
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
 from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster, Gpu
+    from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.studies.comparing.compare import Outcome
 
 JOULE_PER_KWH = 3.6e6
@@ -171,10 +172,11 @@ class Costs:
             return None
         return self.power.facility_w * tokens / self.tokens_per_s / JOULE_PER_KWH
 
-    def target(self, tokens: float, seconds: Estimate) -> Target:
-        """The costs of a number of tokens that take a number of seconds."""
+    def target(self, tokens: float, seconds: Estimate, band: Band | None = None) -> Target:
+        """The costs of a number of tokens that take a number of seconds; *band* of runs like it."""
         costs = replace(self, tokens_per_s=tokens / seconds.mean)
-        return Target(tokens=tokens, seconds=seconds, costs=costs)
+        between_s = None if band is None else (seconds.mean * band.low, seconds.mean * band.high)
+        return Target(tokens=tokens, seconds=seconds, costs=costs, between_s=between_s)
 
     def co2_kg(self, tokens: float) -> float | None:
         """Emissions of that energy; None where nobody said what a kWh emits."""
@@ -231,11 +233,21 @@ def costs_of(outcome: Outcome, costs: CostOptions) -> Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A number of tokens, the time they take, and what that costs at the mean rate."""
+    """A number of tokens, the time they take, and what that costs at the mean rate.
+
+    Attributes:
+        between_s: P10 and P90 of the time, by how far off predictions of such steps were; None without a prediction.
+    """
 
     tokens: float
     seconds: Estimate
     costs: Costs
+    between_s: tuple[float, float] | None = None
+
+    @property
+    def between(self) -> str | None:
+        """The time from P10 to P90 in words."""
+        return None if self.between_s is None else " to ".join(map(duration, self.between_s))
 
     @property
     def gpu_hours(self) -> float:
@@ -264,6 +276,8 @@ class Target:
         co2 = self.costs.co2_kg(self.tokens)
         emitted = "" if co2 is None else f", {large_amount(co2 / 1e3)} t CO2"
         time, hours = with_duration(self.seconds), large_amount(self.gpu_hours)
+        if self.between is not None:
+            time += f" (P10 to P90: {self.between})"
         return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}{energy}{emitted}"
 
     def document(self) -> dict[str, Any]:
@@ -271,6 +285,8 @@ class Target:
         return {
             "tokens": self.tokens,
             "seconds": estimate_json(self.seconds),
+            "seconds_p10": self.between_s and self.between_s[0],
+            "seconds_p90": self.between_s and self.between_s[1],
             "gpu_hours": self.gpu_hours,
             "usd": self.usd,
             "usd_range": self.costs.usd(self.tokens),

@@ -370,7 +370,7 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
     if costs.power is not None:
         rows.append(("power", costs.power.words))
     if target is not None:
-        rows.append(("target", target.words))
+        rows.append(("target", f"{target.words}, without failures (see `hdpsim campaign`)"))
     return facts(f"{outcome.strategy}, {averaging(comparison.batches, outcome.independent)}", rows)
 
 

@@ -183,9 +183,12 @@ class Sizing:
             low, factor = high, self.about_s(high * self.block) * NEAR / self.goal.seconds
             if factor > 2.0 or doubled:
                 if not self._grows(high):
-                    return None
+                    low, high = 0, self._fewer(guess)
+                    break
                 factor = 2.0
             high, doubled = math.ceil(high * factor), True
+        if not high:
+            return None
         while not low and high > 1:
             expected = high * self.about_s(high * self.block) / self.goal.seconds
             fewer = min(high - 1, max(high // 2, int(expected / NEAR)))
@@ -194,6 +197,14 @@ class Sizing:
             middle = (low + high) // 2
             low, high = (low, middle) if self._about_meets(middle) else (middle, high)
         return high
+
+    def _fewer(self, blocks: int) -> int:
+        """The first half of *blocks*, half of that and so on that meets the goal, as long as each is faster; or 0."""
+        while blocks > 1 and self.about_s(blocks // 2 * self.block) < self.about_s(blocks * self.block):
+            blocks //= 2
+            if self._about_meets(blocks):
+                return blocks
+        return 0
 
     def _about_meets(self, blocks: int) -> bool:
         return self.about_s(blocks * self.block) <= self.goal.seconds

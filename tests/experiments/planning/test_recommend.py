@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.bands.band import Band
@@ -24,7 +26,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
 from hdpsim.experiments.planning.recommending.recommend import recommend
-from hdpsim.experiments.planning.recommending.sizing import block_of
+from hdpsim.experiments.planning.recommending.sizing import Sizing, block_of
 from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import space_of
@@ -195,6 +197,55 @@ def test_a_goal_out_of_reach_says_what_would_have_to_change() -> None:
     with pytest.raises(InfeasibleError, match="What would have to change: at least") as error:
         recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 day"), keep_layout=True)
     assert "a larger data.batch than 16 sequences" in str(error.value)
+
+
+@dataclass(kw_only=True)
+class Known(Sizing):
+    """A sizing whose times are known: so many rounds of micro-batches, and traffic that grows with the GPUs."""
+
+    rounds_s: float
+    traffic_s: float
+    least: int
+
+    def about_s(self, gpus: int) -> float:
+        time_s = math.ceil(512 / (gpus // 8)) * self.rounds_s + gpus * self.traffic_s
+        return time_s if gpus >= self.least else math.inf
+
+    def offer(self, gpus: int) -> Any:
+        return SimpleNamespace(gpus=gpus, seconds=self.about_s(gpus))
+
+    def meets(self, offer: Any) -> bool:
+        return bool(offer.seconds <= self.goal.seconds)
+
+
+def fewest(goal_s: float, guess: int, **times: Any) -> int | None:
+    sizing = Known(
+        at=lambda gpus: small(), goal=Goal(tokens=1e9, seconds=goal_s), confidence=0.8, block=8, **times
+    )
+    found = sizing.fewest(guess)
+    return found and found.gpus
+
+
+@settings(max_examples=30)
+@given(
+    goal_s=st.floats(2.0, 500.0), guess=st.integers(8, 8192), rounds_s=st.floats(0.1, 3.0),
+    faster=st.floats(0.2, 1.0), least=st.sampled_from([8, 64, 1024]), more=st.sampled_from([1, 8, 1000]),
+)  # fmt: skip
+def test_faster_gpus_of_more_memory_never_are_more(
+    goal_s: float, guess: int, rounds_s: float, faster: float, least: int, more: int
+) -> None:
+    now = fewest(goal_s, guess, rounds_s=rounds_s, traffic_s=0.0, least=least)
+    assert now == next(
+        (gpus for gpus in range(least, 4097, 8) if math.ceil(512 / (gpus // 8)) * rounds_s <= goal_s),
+        None,
+    )
+    then = fewest(goal_s, guess, rounds_s=rounds_s * faster, traffic_s=0.0, least=least // more)
+    assert now is None or (then is not None and then <= now)
+
+
+def test_fewer_gpus_are_found_where_the_first_number_is_too_many() -> None:
+    """1,024 GPUs take 4 + 10.24 s and 2,048 no less; 512 take 8 + 5.12 s, 504 already 9 + 5.04 s."""
+    assert fewest(13.5, 1024, rounds_s=1.0, traffic_s=0.01, least=8) == 512
 
 
 def run(path: Path, *arguments: str) -> Result:

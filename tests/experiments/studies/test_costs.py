@@ -161,6 +161,9 @@ def test_the_document_and_the_text_have_them() -> None:
     assert target["usd_range"]["typical"] == pytest.approx(target["usd"])
     assert target["kwh"] == pytest.approx(costs["kwh_per_million_tokens"] * 3e5)
     assert target["co2_kg"] is None
+    band, share = results["fidelity"], target["seconds"]["mean"] / results["step_s"]["mean"]
+    assert target["seconds_p10"] == pytest.approx(band["step_s_p10"] * share)
+    assert target["seconds_p90"] == pytest.approx(band["step_s_p90"] * share)
     assert costs["price"]["source"]
     text = CliRunner().invoke(cli, command, catch_exceptions=False).output
     assert "per million tokens" in text
