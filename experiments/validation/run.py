@@ -94,8 +94,8 @@ def run(
         asked = shlex.join(("hdpsim", "validate", path, "--scenario-of", outside[0], "-o", "run.yaml"))
         lines = (
             *lines,
-            f"outside their bands: {', '.join(outside)}. What the prediction is made of: `{asked}` and `hdpsim explain "
-            "run.yaml`; what it may be: docs/how-to/measured.md",
+            f"outside their bands: {', '.join(outside)}; to take one apart (docs/how-to/measured.md):",
+            f"{asked} && hdpsim explain run.yaml",
         )
     if residuals is not None:
         found = residuals_of(rows, records, predictions)

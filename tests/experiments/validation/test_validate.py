@@ -298,8 +298,9 @@ def test_records_outside_their_bands_are_named_with_what_takes_one_apart(tmp_pat
     for column in ("measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu", "measured_mfu_pct"):
         slow[column] = ""
     path = write(tmp_path / "runs.csv", [fine, slow])
-    assert run(path).notes[-1].startswith("outside their bands: slow one. ")
-    assert f"hdpsim validate {path} --scenario-of 'slow one' -o run.yaml" in run(path).notes[-1]
+    *_, outside, asked = run(path).notes
+    assert outside.startswith("outside their bands: slow one; ")
+    assert asked == f"hdpsim validate {path} --scenario-of 'slow one' -o run.yaml && hdpsim explain run.yaml"
     assert not any("outside" in note for note in run(write(tmp_path / "fine.csv", [fine])).notes)
 
 
