@@ -62,16 +62,26 @@ def decided_by_stack(
     except ValueError as error:
         problems.add("software", str(error))
         return StackDecisions()
-    run = _run_of(software, found, section_of(values, "layout"), int(values["data.context"]))
     written = _keys_written(document)
     names = {key.partition(".")[2] for key in written}
-    settings = _settings_of(run, frozenset(names | {FIELDS.get(name, name) for name in names}))
+    names |= {FIELDS.get(name, name) for name in names}
+
+    def run_with(stack: Software) -> Run:
+        return _run_of(stack, found, section_of(values, "layout"), int(values["data.context"]))
+
+    run = run_with(software)
+    settings = _settings_of(run, frozenset(names))
+    others = {
+        release: _settings_of(run_with(software.of_release(release)), frozenset(names))
+        for release in software.others
+    }
     return StackDecisions(
         settings=settings,
         left_open=_keys_of_stacks() - written,
         notes=(
             *_memory_notes(settings),
             *_software_notes(software, run),
+            *_release_notes(software, settings, others),
             *(() if settings else (f"software = {values['software']} {_CHANGES_NOTHING}",)),
         ),
         stated=software.release_said or switched,
@@ -127,6 +137,26 @@ def _software_notes(software: Software, run: Run) -> tuple[str, ...]:
     if gathered is not None:
         notes.append(f"software {software.shown}: {gathered.words}: layout.sharding counts as zero1")
     return tuple(notes)
+
+
+def _release_notes(
+    software: Software, settings: tuple[Setting, ...], others: Mapping[str, tuple[Setting, ...]]
+) -> tuple[str, ...]:
+    """Where no release is said: the one of its year that decides most otherwise, and what."""
+    here = {setting.switch: setting.value for setting in settings}
+    found = ("", frozenset[str]())
+    for release, decided in others.items():
+        there = {setting.switch: setting.value for setting in decided}
+        switched = frozenset(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        found = max(found, (release, switched), key=lambda each: len(each[1]))
+    release, switched = found
+    if not switched:
+        return ()
+    said = f"{software.name} {release}"
+    return (
+        f"software {software.shown}: no release is said; {said} decides otherwise: {', '.join(sorted(switched))} "
+        f"(hdpsim whatif --set 'software={said}' says what that makes)",
+    )
 
 
 def _settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:

@@ -26,6 +26,7 @@ class Software:
         words: what follows `with`.
         year: in which the release came out, or the newest known one that is not newer; or the year that is named.
         known_release: that release; of a year its usual one.
+        others: where no release is said, those of the same year.
     """
 
     name: str
@@ -35,6 +36,11 @@ class Software:
     year: int
     known_release: str
     release_said: bool
+    others: tuple[str, ...] = ()
+
+    def of_release(self, release: str) -> Software:
+        """The same stack in another release."""
+        return read_software(f"{self.name} {release} {self.words}".strip())
 
     @property
     def shown(self) -> str:
@@ -73,6 +79,8 @@ def read_software(text: str) -> Software:
         framework = alone  # rules take the usual release of its year, as they do of a record
     else:
         framework = written.format(release=counting if of_a_year else release)
+    said = found["release"] is not None and not of_a_year
+    alike = sorted(other for other, year in stack.releases.items() if year == stack.releases[counting])
     return Software(
         name=name,
         release=release,
@@ -80,7 +88,8 @@ def read_software(text: str) -> Software:
         words=words.strip(),
         year=int(release) if of_a_year else stack.releases[counting],
         known_release=counting,
-        release_said=found["release"] is not None and not of_a_year,
+        release_said=said,
+        others=() if said else tuple(other for other in alike if other != counting),
     )
 
 

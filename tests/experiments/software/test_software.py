@@ -285,6 +285,28 @@ def test_recipes_of_mixtures_have_attention_in_mxfp8_where_the_release_has_it(
     assert scenario.layout.kernels.attention == kernel
 
 
+@pytest.mark.parametrize(
+    ("software", "other"),
+    [("megatron-bridge 2026", "26.06"), ("megatron-bridge", "26.02"), ("megatron-bridge 26.08", None)],
+)
+def test_without_a_release_the_one_of_the_year_that_decides_most_otherwise_is_named(
+    software: str, other: str | None
+) -> None:
+    mixture = ("model=qwen3-30b-a3b", "layout.precision=mxfp8", "cluster.node=nvl72-gb200", "cluster.gpus=72")
+
+    def notes(*changes: str) -> list[str]:
+        said = load_scenario("quickstart-8gpu", (f"software={software}", *mixture, *changes)).notes
+        return [note for note in said if "no release is said" in note]
+
+    assert [f"megatron-bridge {other} decides otherwise: " in note for note in notes()] == [True] * bool(
+        other
+    )
+    # what the scenario writes itself no release decides
+    written = "layout.cuda_graph_scope=layers"
+    assert ["cuda_graph_scope" in note for note in notes()] == [True] * bool(other)
+    assert ["cuda_graph_scope" in note for note in notes(written)] == [False] * bool(other)
+
+
 def test_what_a_scenario_writes_wins_over_its_software() -> None:
     plain = load_scenario("quickstart-8gpu", ("software=torchtitan 2.8",))
     assert (plain.layout.kernels.attention, plain.layout.kernels.fused) == ("flash2", False)
