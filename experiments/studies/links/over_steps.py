@@ -22,6 +22,18 @@ EQUAL_DIGITS = 9
 """Links whose bytes agree to so many digits carry the same."""
 
 
+def mean_load(links: Links, carried_bytes: Floats, seconds: float) -> Floats:
+    """[links]: share of what each could have carried meanwhile."""
+    could = links.capacity_bytes_per_s * seconds
+    return np.divide(carried_bytes, could, out=np.zeros_like(carried_bytes), where=could > 0)
+
+
+def hot_words(row: dict[str, Any]) -> str:
+    """A link, how hot it is and how many are like it."""
+    others = row["equal_links"] - 1
+    return f"{row['link']} at {row['mean_load']:.1%}" + (f" ({others:,} more like it)" if others else "")
+
+
 @dataclass(slots=True)
 class LinksOverSteps:
     """Bytes of every link that can hold anybody up, and the step in which it was hottest.
@@ -51,7 +63,7 @@ class LinksOverSteps:
         carried = shared.carried_bytes
         if carried is None:
             return shared
-        load = self._load(carried, step_s)
+        load = mean_load(self.links, carried, step_s)
         self.seconds += len(numbers) * step_s
         self.carried_bytes += len(numbers) * carried
         more = load > self.highest_load
@@ -61,18 +73,9 @@ class LinksOverSteps:
             self.hottest[number] = (self.links.name(first) if load[first] else "", float(load[first]))
         return replace(shared, carried_bytes=None)
 
-    def _load(self, carried: Floats, seconds: float) -> Floats:
-        could = self.links.capacity_bytes_per_s * seconds
-        return np.divide(carried, could, out=np.zeros_like(carried), where=could > 0)
-
-    @property
-    def mean_load(self) -> Floats:
-        """[links]: share of what each could have carried in all steps together."""
-        return self._load(self.carried_bytes, self.seconds)
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per link that carries anything, the hottest first."""
-        load = self.mean_load
+        load = mean_load(self.links, self.carried_bytes, self.seconds)
         for number in np.argsort(-load, kind="stable").tolist():
             if not load[number]:
                 break
@@ -101,9 +104,7 @@ class LinksOverSteps:
         """The hottest links in a sentence; *step*: what a step is called."""
         return (
             "; ".join(
-                f"{row['link']} at {row['mean_load']:.1%}"
-                + (f" ({row['equal_links'] - 1:,} more like it)" if row["equal_links"] > 1 else "")
-                + f", at most {row['highest_load']:.1%} in {step} {row['in_step']}"
+                f"{hot_words(row)}, at most {row['highest_load']:.1%} in {step} {row['in_step']}"
                 for row in self.hottest_links(NAMED)
             )
             or "nothing crosses nodes"

@@ -13,7 +13,7 @@ from hdpsim.arrays import Floats
 from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.timeline.step import LinkLane
 
-from .over_steps import IN_DATA, NAMED
+from .over_steps import IN_DATA, NAMED, hot_words, mean_load
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
@@ -52,8 +52,7 @@ class SeenLinks:
 
     def __post_init__(self) -> None:
         carried = self.record.link_bytes()
-        could = self.record.links.capacity_bytes_per_s * self.step_s
-        load = np.divide(carried, could, out=np.zeros_like(carried), where=could > 0)
+        load = mean_load(self.record.links, carried, self.step_s)
         object.__setattr__(self, "carried_bytes", carried)
         object.__setattr__(self, "mean_load", load)
 
@@ -113,7 +112,7 @@ def seen_links(outcomes: Iterable[Outcome]) -> tuple[SeenLinks, ...]:
 
 def links_line(seen: SeenLinks) -> str:
     """The hottest links, and what it costs that transfers meet."""
-    hottest = ", ".join(_hot_words(row) for row in seen.hottest(NAMED))
+    hottest = ", ".join(hot_words(row) for row in seen.hottest(NAMED))
     if not hottest:
         return f"{seen.strategy}: nothing crosses nodes."
     return f"{seen.strategy}: hottest links {hottest}. {_collision_words(seen)}{_flap_words(seen)}"
@@ -134,11 +133,6 @@ def _flap_row(seen: SeenLinks, flap: Flap) -> dict[str, Any]:
     """The row of a flap; one direction of the link stands for both."""
     name = seen.record.links.name(int(flap.links(seen.record.links)[0]))
     return {"link": name, "at_s": flap.at_s, "down_s": flap.down_s, "stall_s": flap.stall_s}
-
-
-def _hot_words(row: dict[str, Any]) -> str:
-    others = row["equal_links"] - 1
-    return f"{row['link']} at {row['mean_load']:.1%}" + (f" ({others:,} more like it)" if others else "")
 
 
 def _collision_words(seen: SeenLinks) -> str:

@@ -263,10 +263,8 @@ class FlowStep(StepPlay):
         pair = self._pairs[link]
         if pair is None:
             return None
-        volume_bytes, wire_s = (
-            self._transfer_bytes[unit],
-            self._result_delay_s[number] - self._latency_s[unit],
-        )
+        wire_s = self._result_delay_s[number] - self._latency_s[unit]
+        volume_bytes = self._transfer_bytes[unit]
         key = (pair, row, volume_bytes, wire_s)
         if key not in self._transfers:
             label, routes = "stage transfer", self._flows.routes
