@@ -144,7 +144,7 @@ def _of_host(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
     if layout.host.cuda_graphs and (layout.host.cuda_graph_experts or not setup.model.experts):
         yield "graphs leave no launch of a layer to wait for", "layout", "launch_blocking"
-    on_arm = setup.cluster.node.arm_host
+    on_arm = any(kind.cluster.node.arm_host for kind in setup.kinds)
     yield "" if on_arm else "the nodes' processors are not Arm's", "layout", "untuned_for_arm"
 
 
