@@ -1,6 +1,6 @@
 """Make the shipped calibrations from measured kernels and the shipped runs, and put what they rest on into the docs.
 
-    python tools/calibrations.py [KERNELS.csv ...]   # cost_models/data/calibration, docs/explanation/calibration.md
+    python tools/calibrations.py [KERNELS.csv ...]   # cost_models/data/calibration and two pages of the docs
 
 Without tables of kernels the constants that these decided stay, and only the runs are fitted on.
 """
@@ -26,9 +26,10 @@ from hdpsim.experiments.validation.kernels import check
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "cost_models" / "data" / "calibration"
-PAGE = ROOT / "docs" / "explanation" / "calibration.md"
+CONSTANTS = ROOT / "docs" / "explanation" / "calibration.md"
+TABLES = ROOT / "docs" / "reference" / "calibration_tables.md"
 GPUS = {"ampere": "a100-80gb", "hopper": "h100", "blackwell": "b200"}
-_UNITS = {"": 1.0, "W": 1.0, "pJ": 1e-12, "us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6}
+_UNITS = {"": 1.0, "W": 1.0, "pJ": 1e-12, "us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "T": 1e12}
 _CELL = re.compile(r"([\d.]+) ?([A-Za-z/]*)")
 _KINDS = {"gemm": "GEMM", "grouped_gemm": "grouped GEMM", "flash_fwd": "attention forward"} | {
     "flash_bwd": "attention backward", "flash_fwd_bwd": "attention forward + backward", "allreduce": "all-reduce",
@@ -114,13 +115,13 @@ def block(stages: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def with_values(page: str) -> str:
-    """The page with the values of the shipped files in its table of constants; cells keep their unit."""
+    """The page with the values of the shipped files in its tables of constants; cells keep their unit."""
     shipped = [load_calibration(FOLDER / f"{name}.yaml") for name in GPUS]
     lines = page.split("\n")
     for place, line in enumerate(lines):
         cells = line.split(" | ")
         name = cells[0].strip("|` ")
-        if len(cells) != len(GPUS) + 2 or not hasattr(shipped[0], name):
+        if len(cells) <= len(GPUS) or not hasattr(shipped[0], name):
             continue
         for column, cal in enumerate(shipped, start=1):
             shown = _CELL.fullmatch(cells[column])
@@ -187,9 +188,10 @@ def main() -> None:
     texts = {kind: block(stages) for kind, stages in found.items() if stages}
     if options.kernels:
         texts["errors"] = f"\n{kernel_errors(options.kernels)}\n"
-    page = PAGE.read_text(encoding="utf-8")
+    page = TABLES.read_text(encoding="utf-8")
     page = _BLOCK.sub(lambda m: f"{m[1]}{texts[m[2]]}{m[4]}" if m[2] in texts else m[0], page)
-    PAGE.write_text(with_values(page), encoding="utf-8")
+    TABLES.write_text(page, encoding="utf-8")
+    CONSTANTS.write_text(with_values(CONSTANTS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

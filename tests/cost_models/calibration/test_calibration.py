@@ -147,7 +147,7 @@ def test_the_guide_shows_the_shipped_values() -> None:
     )
     shown = {row[0]: row[1:] for row in rows if row[0] in CONSTANTS}
     assert set(shown) == set(CONSTANTS)
-    units = {"us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "": 1.0, "W": 1.0, "pJ": 1e-12}
+    units = {"us": 1e-6, "ms": 1e-3, "GB/s": 1e9, "M": 1e6, "T": 1e12, "": 1.0, "W": 1.0, "pJ": 1e-12}
     for key, cells in shown.items():
         for name, cell in zip(("ampere", "hopper", "blackwell"), cells, strict=True):
             if cell == "-":  # the generation has no such units: its value is never asked for
