@@ -102,9 +102,9 @@ class _Work:
 
     Attributes:
         layers: by stage.
-        attention_s: of one layer, by distinct length of sequences.
-        linear_s: of all tokens.
-        floor_s: of all tokens at the least time of layers.
+        attention_s: rank-seconds of attention in one layer, by distinct length of sequences.
+        linear_s: rank-seconds of what grows with tokens, for all of them.
+        floor_s: rank-seconds of all tokens at the least time of layers.
         total_s: all of it.
     """
 

@@ -43,9 +43,9 @@ class StepResult:
         tokens_per_s: throughput of the whole cluster.
         model_flop: model FLOP of the step, causal attention counted (half), recomputation not counted. Of a sequence
             that a packer splits, the pieces: that is what is computed.
-        model_flop_full: the same with full attention counted (the convention of most MFU figures).
+        model_flop_full: model_flop with full attention counted (the convention of most MFU figures).
         hardware_flop: model_flop plus recomputation (selective: of attention), causal attention.
-        hardware_flop_full: the same with full attention.
+        hardware_flop_full: hardware_flop with full attention.
         mfu: model_flop over dense BF16 peak.
         mfu_full: model_flop_full over dense BF16 peak.
         accounts: names of the time accounts.

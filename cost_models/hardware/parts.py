@@ -175,7 +175,7 @@ class Fabric(Checked):
         nodes_per_block: nodes below one set of leaves (a rail-connected block, "scalable unit").
         blocks_per_pod: blocks below one set of spines.
         leaf_oversubscription: down-link over up-link bandwidth at the leaf; 1 = non-blocking.
-        spine_oversubscription: the same between pods (spine to core).
+        spine_oversubscription: down-link over up-link bandwidth at the spine (between pods); 1 = non-blocking.
         hop_latency_s: one switch hop, cable included.
         routing: ideal (flows spread evenly over up-links) or ecmp (by a hash, see cost_models.congestion).
         uplinks: up-links of one leaf (and of one spine): the bins of the hash.
@@ -184,7 +184,7 @@ class Fabric(Checked):
         congestion_control: what happens on a link that more flows meet than it carries.
         placement: grouped (a job's nodes follow the blocks: neighbours share leaf switches) or scattered (any node
             anywhere).
-        ecmp_seed: of the hash: another number, other up-links. Only flows know links (execution.network).
+        ecmp_seed: seed of the hash: another number, other up-links. Only flows know links (execution.network).
         degraded_links: share of their rate that links have left, "nic-out:3.*=0.5; leaf-up:0.1.7=0" (0: cut). Only
             flows know links (execution.network).
     """

@@ -48,8 +48,8 @@ class GpuWork:
         memory_s: kernels that HBM limits, the optimizer among them.
         communication_s: communication that nothing hides.
         waiting_s: waiting for other GPUs, for the host, for data.
-        product_flop: of matrix products, recomputation included.
-        attention_flop: of attention, recomputation included.
+        product_flop: FLOP of matrix products, recomputation included.
+        attention_flop: FLOP of attention, recomputation included.
     """
 
     matrix_s: float

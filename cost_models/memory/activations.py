@@ -38,9 +38,9 @@ class LayerActivations:
         linear_inputs: the normalised inputs of attention and MLP (shared by the matrices that read them).
         queries_keys_values: what the attention kernel reads again.
         latents: low-rank queries, keys and values of latent attention, before they are unfolded.
-        attention_output: its output, which is also the input of the output projection, and its log-sum-exp.
+        attention_output: output of attention, which is also the input of the output projection, and its log-sum-exp.
         mlp: input(s) of the activation function and its output, which the last matrix reads.
-        experts: the same for routed experts, with their dispatched inputs and outputs; router scores.
+        experts: what mlp holds, of routed experts, with their dispatched inputs and outputs; router scores.
         dropout_masks: masks, where dropout is used.
         mamba: what a Mamba-2 layer's first matrix puts out, what its scan puts out, and what its last matrix reads.
     """

@@ -62,9 +62,9 @@ class Wires:
     Attributes:
         ranks: GPUs of the group.
         nodes: nodes they sit on.
-        ranks_per_node: of the group, on a (full) node.
+        ranks_per_node: GPUs of the group on a (full) node.
         nvlink_bytes_per_s: NVLink rate of a GPU that NCCL's rings reach.
-        p2p_nvlink_bytes_per_s: the same for plain send/recv.
+        p2p_nvlink_bytes_per_s: NVLink rate of a GPU that one plain send/recv reaches.
         nic_bytes_per_s: network rate of one rank, in a ring or tree (slowest network hop).
         remote: (share of an all-to-all's bytes that cross, bytes/s of one rank there) for each network tier.
         propagation_s: hardware latency of a network hop.

@@ -93,7 +93,7 @@ class _Layer:
     Attributes:
         switches: how many there are.
         bins: up-links of one; 1 = they are one bundle, shared evenly.
-        capacity_bytes_per_s: of one up-link (of the bundle).
+        capacity_bytes_per_s: rate of one up-link (of the bundle).
     """
 
     switches: int

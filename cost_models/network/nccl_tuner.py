@@ -114,9 +114,9 @@ class Tuner:
 
     Attributes:
         wires: the group on the network as NCCL sees it: every NIC at its line rate, nobody else on it.
-        generation: of the GPUs; one that the tables do not know counts as Hopper.
-        nics: of the group's ranks on one node.
-        nic_bytes_per_s: line rate of one.
+        generation: GPU generation; one that the tables do not know counts as Hopper.
+        nics: number of NICs that the group's ranks have on one node.
+        nic_bytes_per_s: line rate of one NIC.
     """
 
     wires: Wires

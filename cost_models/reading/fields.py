@@ -43,8 +43,8 @@ class Key(NamedTuple):
 
     Attributes:
         name: the key, where it is not the field's name.
-        kind: its range in hdpsim.ranges, where that is not the key; of quantities their dimension.
-        unit: of a quantity, as it is written.
+        kind: name of its range in hdpsim.ranges, where that is not the key; for a quantity, its dimension.
+        unit: the unit of a quantity, as it is written.
         power: the power of ten that the unit stands for.
     """
 

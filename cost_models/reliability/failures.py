@@ -27,7 +27,7 @@ class FailureCause:
     """One reason why a job stops.
 
     Attributes:
-        name: as reports print it.
+        name: the cause, as reports print it.
         per_day: events per day and unit of the scope.
         scope: what it happens to: each node, each NIC-to-switch link, or the job as a whole.
         detection: how the job notices: an error in band, missed heartbeats, a hang that ends in a timeout;
@@ -47,7 +47,7 @@ class FailureProfile:
     """Everything that stops jobs on one published system.
 
     Attributes:
-        name: of the file.
+        name: the file's name, without its ending.
         title: what was observed, in one line.
         causes: in the order of the file.
     """

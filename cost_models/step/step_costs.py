@@ -50,7 +50,7 @@ class MemberTimes:
     Attributes:
         rank_kind: [ranks]: the kind of node of every rank.
         forward: [kinds of node, K, n]: share of forward_terms_s that a member of that kind computes.
-        backward: the same of backward_terms_s.
+        backward: [kinds of node, K, n]: share of backward_terms_s that a member of that kind computes.
     """
 
     rank_kind: Ints

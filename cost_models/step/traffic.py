@@ -77,14 +77,14 @@ class StepTraffic:
     """What a step sends between nodes.
 
     Attributes:
-        passes: of forwards and backwards.
-        transfer_bytes: [n]: from stage to stage, by every GPU of a rank.
-        transfer_fixed_s: [n]: of a transfer, whatever its rate.
+        passes: what forwards and backwards send.
+        transfer_bytes: [n]: bytes that every GPU of a rank sends from stage to stage.
+        transfer_fixed_s: [n]: seconds of a transfer, whatever its rate.
         node_bytes_per_s: rate of a transfer inside a node.
-        gathers: of parameters before a step's first forward.
-        gather_s: [S]: how long they take, hidden or not.
-        sums: of gradients.
-        sync_s: [S]: how long they take, hidden or not.
+        gathers: gathers of parameters before a step's first forward.
+        gather_s: [S]: how long the gathers take, hidden or not.
+        sums: reductions of gradients.
+        sync_s: [S]: how long the reductions take, hidden or not.
         shard_ranks: members of a group that shares parameters (zero3).
         expert_ranks: members of an expert-parallel group, and GPUs from one to the next.
     """

@@ -21,8 +21,8 @@ class Features:
 
     Attributes:
         gpu: by catalog name.
-        generation: of its calibration; a shipped one for a certain software stack counts as one of its own.
-        bits: of the matrix products' operands.
+        generation: generation of its calibration; a shipped one for a certain software stack counts as one of its own.
+        bits: bits of the matrix products' operands.
         sharded: parameters are sharded (ZeRO-3, FSDP).
         experts: a mixture of experts.
         hybrid: layers of several kinds, such as Mamba-2 beside attention.

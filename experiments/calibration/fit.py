@@ -47,10 +47,10 @@ class Fit:
         values: their values.
         half_width: half of the 95 % interval of each.
         error: standard error of each, all others known.
-        correlation: of their estimates.
+        correlation: correlations of the constants' estimates.
         line: log(predicted / measured) of every sample at the values, and its derivatives.
-        weights: of the samples' squares.
-        scale: of the samples' errors.
+        weights: weight of each sample's squared error.
+        scale: typical size of the samples' errors.
     """
 
     constants: tuple[Constant, ...]

@@ -71,8 +71,8 @@ class CampaignPlan:
     Attributes:
         setup: for the simulator, seed and number of the run still to be set.
         seeds: how many runs.
-        seed: of the study.
-        size: of a checkpoint.
+        seed: seed of the study.
+        size: how large a checkpoint is.
         unplanned_per_s: rate of the failures that nobody planned.
         restart_s: mean time from failure to training, without waiting for nodes.
         closed_form_ettr: first-order expectation of the effective-training-time ratio.

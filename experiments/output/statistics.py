@@ -21,7 +21,7 @@ class Estimate:
     """A mean and how far it can be trusted.
 
     Attributes:
-        mean: of the values.
+        mean: mean of the values.
         half_width: half of the 95 % confidence interval of the mean; None of fewer than FEWEST values, or of values
             that are not independent. It speaks of sampling only: how far predictions are off is the band's matter.
         lowest: the smallest value.

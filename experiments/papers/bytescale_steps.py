@@ -100,12 +100,12 @@ class JobSteps:
     """What a job yields, or the reason why it cannot run.
 
     Attributes:
-        tokens: of all batches.
-        step_s: of every batch.
+        tokens: tokens of all batches together.
+        step_s: seconds of the step of every batch.
         mfu: model FLOP utilisation, causal attention.
         over_plan_ideal: how far the plans' busiest ranks are above the ideal of their kind (0.03 = 3 %), mean; None for
             a static mesh.
-        memory_bytes: of the fullest GPU.
+        memory_bytes: bytes in use on the fullest GPU.
         busy_s: [batches, ranks] seconds a rank (mean over its stages) spends in forward and backward, exposed
             communication inside them included, waits and gradient synchronisation not; only with keep_ranks.
         reason: why it cannot run; empty when it ran.

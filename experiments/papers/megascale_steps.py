@@ -31,7 +31,7 @@ class Step:
         step_s: seconds.
         mfu: %, in the paper's convention.
         mfu_full: %, as if there was no window: full attention's FLOP whatever is attended to.
-        tokens_per_s: of the whole cluster.
+        tokens_per_s: tokens per second of the whole cluster.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
         reason: empty when it ran.
     """

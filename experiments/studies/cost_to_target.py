@@ -140,7 +140,7 @@ class Costs:
     """What tokens cost at a rate: money for the GPUs' time, energy that the data centre buys.
 
     Attributes:
-        price: of an hour of one GPU.
+        price: price of an hour of one GPU.
         power: mean over the time in question; None where no step was simulated.
         gpus: all of them.
         tokens_per_s: their rate.

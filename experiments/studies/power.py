@@ -32,10 +32,10 @@ class Power:
     """Mean power while something goes on.
 
     Attributes:
-        gpu_w: of a GPU.
-        node_w: of a server with its GPUs.
-        network_w: of all switches between the nodes.
-        pue: of the data centre.
+        gpu_w: watts of a GPU.
+        node_w: watts of a server with its GPUs.
+        network_w: watts of all switches between the nodes.
+        pue: power of the data centre over that of its computers (PUE).
         nodes: how many servers.
     """
 

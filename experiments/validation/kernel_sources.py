@@ -28,8 +28,8 @@ class Instrument:
     Attributes:
         burst: at clocks that do not last.
         key_value_passes: passes over keys and values that are timed along with attention.
-        query_passes: the same over queries.
-        least_head_width: of a head of keys as its passes count it.
+        query_passes: HBM passes over queries timed along with attention.
+        least_head_width: width that a head of keys counts as at least in those passes.
         token_bytes: the same for each token, however many heads it has.
         call_tokens: of all documents that one call attends to, where the time is that of one of them.
         launch_s: least time of a kernel, as the benchmark launches them.

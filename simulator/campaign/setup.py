@@ -34,10 +34,10 @@ class CampaignSetup:
 
     Attributes:
         duration_s: wall-clock time simulated.
-        nodes: of the job; evicted ones are replaced.
+        nodes: nodes of the job; evicted ones are replaced.
         links_per_node: for causes per link.
         step_s: an undisturbed step.
-        tokens_per_step: of the global batch.
+        tokens_per_step: tokens of the global batch.
         steps_per_checkpoint: the checkpoint interval.
         block_s: stage 1 of a checkpoint.
         upload_s: stage 2 of a checkpoint.

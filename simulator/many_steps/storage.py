@@ -26,7 +26,7 @@ class SharedStorage(Protocol):
     """What loaders and checkpoints share.
 
     Attributes:
-        moved_bytes: of all transfers so far.
+        moved_bytes: bytes of all transfers so far.
     """
 
     moved_bytes: float
@@ -52,7 +52,7 @@ class Storage:
     Ignored: metadata servers, stripes, that reading and writing cost differently.
 
     Attributes:
-        moved_bytes: of all transfers up to the last change.
+        moved_bytes: bytes of all transfers up to the last change.
     """
 
     def __init__(self, env: simpy.Environment, bytes_per_s: float, record: Record) -> None:

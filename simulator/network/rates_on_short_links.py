@@ -20,7 +20,7 @@ class Solved:
     """New rates, and what the links that are short carry then.
 
     Attributes:
-        rate: of each activity.
+        rate: rate of each activity.
         stopped_by: of each activity, the link that keeps it from being faster; -1: none.
         carried: of each link, what flows over it.
         fastest: of each link, the fastest of the activities that were solved.

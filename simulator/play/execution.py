@@ -103,7 +103,7 @@ class Noise:
         rank_stage: [R, S]: slowness of a rank's stage in all it does (unequal GPUs); 1 = nominal.
         forward_stage: [R, S]: slowness of its forwards alone (slow nodes).
         forward: [len(plan.order), S, V]: factor of the forward of the micro-batch in that entry of plan.order.
-        backward: the same for the backward.
+        backward: what *forward* says, for the backward.
     A shared micro-batch runs at the pace of its slowest member.
     """
 

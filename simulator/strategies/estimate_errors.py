@@ -27,7 +27,7 @@ class EstimateError:
 
     Attributes:
         variation: coefficient of variation of the factors.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     variation: float

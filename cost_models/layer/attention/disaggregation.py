@@ -25,11 +25,11 @@ class Dealt(NamedTuple):
     """Attention of half a micro-batch on the ranks of its group.
 
     Attributes:
-        pairs: [ranks] of queries and keys.
+        pairs: [ranks] pairs of a query and a key that a rank attends to.
         copied: [ranks] elements that a rank copies into the buffers that are sent, and out of those that are received.
         added: elements of the copies of its keys' and values' gradients that a rank adds up.
         arriving: elements that the rank sends or receives which moves most of them before attention.
-        leaving: the same of outputs, after it.
+        leaving: elements of outputs that the rank sends or receives which moves most of them after attention.
     """
 
     pairs: Floats
@@ -44,10 +44,10 @@ class Disaggregated(NamedTuple):
 
     Attributes:
         imbalance: attention of the rank that has most in both halves over the mean.
-        first_share: of its attention in the first half.
+        first_share: share of that rank's attention that is in the first half.
         second_tokens: share of the tokens that the second half has.
         arriving: [2, n] elements that the busiest rank moves before the attention of either half.
-        leaving: [2, n] after it.
+        leaving: [2, n] elements that the busiest rank moves after the attention of either half.
         copied: elements that the rank copies which copies most, of both halves, in a forward as in a backward.
         added: elements of the gradients that a rank adds up in a backward.
     """
@@ -121,8 +121,8 @@ class _Moved(NamedTuple):
     """Tokens of every rank.
 
     Attributes:
-        queries: it sends or receives, whichever are more.
-        keys: the same of keys with their values.
+        queries: queries that it sends or receives, whichever are more.
+        keys: keys, with their values, that it sends or receives, whichever are more.
         at_home: queries that lie there.
         attended: queries that attend there.
         keys_copied: keys with their values that it copies to send them, its own pieces included, or once received.

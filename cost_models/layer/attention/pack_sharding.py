@@ -46,12 +46,12 @@ class PackPieces:
     Source: WLB-LLM, arXiv 2503.17924, section 5 (per-sequence sharding).
 
     Attributes:
-        tokens: of every document.
-        document: of every piece.
-        rank: of every piece; ranks are numbered through all packs.
-        begin: of every piece, its first token in the document, and
-        end: the first behind it.
-        first_rank: of every pack, and their number.
+        tokens: [documents] length of every document.
+        document: [pieces] number of the document that a piece is of.
+        rank: [pieces] rank that holds the piece; ranks are numbered through all packs.
+        begin: [pieces] first token of the piece in its document.
+        end: [pieces] first token behind it.
+        first_rank: [packs + 1] first rank of every pack; last, the number of all ranks.
     """
 
     tokens: Floats

@@ -23,7 +23,7 @@ class SingleStep:
 
     Attributes:
         account_s: account -> [ranks, stages] seconds.
-        memory_bytes: of the fullest GPU.
+        memory_bytes: bytes in use on the fullest GPU.
     """
 
     step_s: float

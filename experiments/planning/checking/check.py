@@ -41,7 +41,7 @@ class Finding:
     Attributes:
         name: of the check.
         seconds: lost in a step.
-        share: of the step.
+        share: share of the step's time.
         seen: what is lost there.
         change: what helps, as `--set` takes it; empty where nothing that was tried does.
         gain_s: what the change saves of a step, batch by batch.

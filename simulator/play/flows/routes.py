@@ -31,7 +31,7 @@ class Wired:
     Attributes:
         links: of the cluster.
         parallel: degrees and numbering.
-        seed: of the hashes that choose up-links.
+        seed: seed of the hashes that choose up-links.
         every_link: follow links that always carry the same one by one.
         record: keep a record of what goes over every link, those that hold nobody up included.
         flaps: links that go down in the step; times count from its begin.
@@ -76,8 +76,8 @@ class Rows:
 
     Attributes:
         offsets: row r has the entries offsets[r]:offsets[r + 1]; none: nothing of it leaves a node.
-        link: of each entry.
-        flows: of each entry: bytes on it.
+        link: link of each entry.
+        flows: bytes of each entry on that link.
         largest: [rows]: bytes of the largest flow.
     """
 

@@ -92,7 +92,7 @@ class NaiveWaves:
     Attributes:
         group: ranks of every micro-batch.
         ratio: share of its activations that goes to host memory.
-        time_s: its time.
+        time_s: seconds that the micro-batch takes.
         first: its first rank.
         wave: its slot on all its ranks.
         ideal_s: see Plan.
