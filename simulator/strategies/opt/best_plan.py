@@ -40,8 +40,9 @@ them), and took two to fifteen times as long to plan.
 """
 FEW = 1024
 """Sequences up to which Megatron-Core's schedulers, in pure Python, take some hundredths of a second."""
-LOOKED_AT, PLANNED = 24, (12, 1)
-"""Sizes of packs whose ideal step is worked out at most, and that are planned at most: of a large batch one."""
+LOOKED_AT, PLANNED = 24, (12, 4)
+"""Sizes of packs whose ideal step is worked out at most, and that are planned at most: of a large batch few, and none
+after one that is balanced."""
 SHARING_SAVES = 0.9
 """Work on the best groups over that on one rank, at least: tiles and short kernels fit better or worse."""
 UNBALANCED = 1.1
@@ -68,6 +69,8 @@ def plan_best(problem: PlanningProblem) -> Plan:
         if target.step_s * WORTH_IT < contest.end_s:
             other = balanced_draft(replace(target.problem, quick=not small))
             contest.enter(other.plan(), other.end_s * NEARLY)
+            if not small and other.end_s <= UNBALANCED * target.step_s:
+                break
     for mesh in mesh_drafts(problem, contest.end_s):
         least_s = mesh.least_s * (NEARLY if problem.meets else 1.0)
         if least_s < contest.end_s:

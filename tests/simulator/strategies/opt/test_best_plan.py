@@ -290,6 +290,18 @@ def test_few_packs_of_a_large_batch_do_not_idle_a_pipeline():
     assert plan.micro_batches / problem.ranks >= 8
 
 
+def test_more_memory_for_many_sequences_takes_no_longer():
+    """Half a full pack for each of 512 ranks: ranks idled a third longer while one size of smaller packs was tried."""
+    lengths = np.minimum(131_072, np.exp(np.random.default_rng(5).normal(6.9, 1.6, 3700))).astype(int) + 1
+    little, much = (
+        plan_batch(roomy(job("llama-7b", "hgx-a100-80gb", 64, capacity=capacity, context=131_073)), lengths)[
+            0
+        ]
+        for capacity in (8192, 45_056)
+    )
+    assert much.makespan_s <= little.makespan_s * 1.01
+
+
 def test_equal_sequences_may_have_groups_of_different_sizes():
     """Ten sequences on four ranks: two rounds of single ranks, then two pairs. All in pairs take 2.7 % longer."""
     setup = job("llama-3-70b", "hgx-a100-80gb", 4, capacity=32_768, context=16_384, layout=Layout(tp=8))
