@@ -18,6 +18,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.mixed_nodes import MixedCost
 from hdpsim.errors import InfeasibleError
+from hdpsim.quoting import counted
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_micro_batches import plan_costs
 from hdpsim.simulator.play.replay import run_replay
@@ -180,7 +181,7 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
         makespan_s=max(plan.makespan_s for plan in each),
         notes=(
             _shares(problem, mixed, parts),
-            f"largest group {max(int(plan.group_size.max()) for plan in each)} ranks",
+            f"largest group {counted(max(int(plan.group_size.max()) for plan in each), 'rank')}",
         ),
     )
 

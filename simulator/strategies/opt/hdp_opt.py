@@ -10,6 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_micro_batches import plain_costs
 from hdpsim.simulator.play.pipeline.program import compile_program
@@ -318,7 +319,7 @@ def _assemble(
         slot=np.concatenate((placed.gang_slot, _slots(placed.loads.slot, rank, seconds))),
         offload_ratio=np.concatenate((placed.offload_ratio, np.zeros(len(size) - long))),
         keep_holes=problem.stages > 1,
-        notes=(f"largest group {int(size.max())} ranks",),
+        notes=(f"largest group {counted(int(size.max()), 'rank')}",),
     )
 
 
