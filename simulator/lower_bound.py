@@ -255,8 +255,8 @@ def _offload_s(cost: MicroBatchCost, tokens: Ints, capacity_tokens: int) -> Floa
     if layers <= RESIDENT_LAYERS:
         return np.zeros((cost.layout.parallel.pp, len(tokens)))
     kept = (capacity_tokens * layers / tokens - RESIDENT_LAYERS) / (layers - RESIDENT_LAYERS)
-    rate = cost.offload_bytes_per_s
-    layer_s = np.clip(1.0 - kept, 0.0, 1.0) * cost.activation_bytes_per_token * tokens / rate
+    rate = cost.offloading.bytes_per_s
+    layer_s = np.clip(1.0 - kept, 0.0, 1.0) * cost.offloading.activation_bytes_per_token * tokens / rate
     moving = np.array([float(kind.offloading_layers) for kind in cost.kinds])
     return cost.by_stage(2.0 * moving[:, None] * layer_s)
 

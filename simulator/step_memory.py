@@ -145,7 +145,7 @@ def hosted_tokens(setup: Setup, cost: MicroBatchCost, capacity: int) -> float:
         for stage, content in enumerate(stage_contents(setup.model, layout))
     )
     room = max(0.0, node.host_memory_bytes / node.gpus - states_on_host(setup))
-    return capacity + room / (cost.activation_bytes_per_token * in_flight)
+    return capacity + room / (cost.offloading.activation_bytes_per_token * in_flight)
 
 
 def states_on_host(setup: Setup) -> float:

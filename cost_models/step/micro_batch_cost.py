@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,23 +21,15 @@ from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextParallelKind
-from hdpsim.cost_models.memory.activations import usual_activation_bytes
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, LayerTerms, layer_prices
-from hdpsim.cost_models.step.offloading import offload_bytes_per_s
+from hdpsim.cost_models.step.offloading import Offloading, alike_for_offload
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
-from hdpsim.cost_models.step.stages import (
-    StageChain,
-    alike_for_offload,
-    offloading_layer_s,
-    stage_kinds,
-    stage_links,
-)
+from hdpsim.cost_models.step.stages import StageChain, stage_kinds, stage_links
 from hdpsim.cost_models.step.step_costs import StepSums
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import StageContents
 
 _REPEATED = frozenset(
     {"attention", "ring_merge", "ring_wait", "host"}
@@ -60,6 +52,7 @@ class MicroBatchCost:
         self._layers = layer_prices(model, layout.of_layers, cluster, cal)
         self.collectives, self.attention = self._layers.collectives, self._layers.attention
         self.fabric = self.collectives.fabric
+        self.offloading = Offloading(model, layout, cluster, cal)
         self._sharded = (
             ShardedParameters(model, layout, cluster, cal, self.collectives)
             if layout.sharding.kind == "zero3"
@@ -86,16 +79,6 @@ class MicroBatchCost:
         self._heads = np.array([kind.head * (1.0 + model.mtp_layers) for kind in self.kinds])[:, None]
         self._of_passes: dict[bool, Floats] = {}
         self.step_sums: dict[int, StepSums] = {}  # by ranks, filled by step_costs
-
-    @property
-    def offload_bytes_per_s(self) -> float:
-        """Rate of a GPU's activations on their way to the host, or back."""
-        return offload_bytes_per_s(self.cluster, self.layout, self.cal)
-
-    @cached_property
-    def activation_bytes_per_token(self) -> float:
-        """What one layer keeps, see usual_activation_bytes."""
-        return usual_activation_bytes(self.model, self.layout)
 
     def terms_s(self, batches: MicroBatches, *, backward: bool) -> Floats:
         """[T, K, n]: seconds of every term, kind of stage and micro-batch."""
@@ -153,7 +136,7 @@ class MicroBatchCost:
         offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
             if offloads:
-                out[TERM_ROWS["offload_wait"], row] += self._offload_wait_s(batches, layers, kind, backward)
+                out[TERM_ROWS["offload_wait"], row] += self.offloading.wait_s(batches, layers, kind, backward)
             if self._sharded is not None and beside is not None:
                 exposed = self._sharded.exposed_s(kind, *beside, backward=backward)
                 out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
@@ -207,28 +190,6 @@ class MicroBatchCost:
             for kind, seconds in network_s.items():
                 network_s[kind] = seconds + self._repeats_of[kind] @ (layers[kind, False] * far)
         return total_s, network_s
-
-    @priced("offload_wait")
-    def _offload_wait_s(
-        self, batches: MicroBatches, layers: LayerTerms, kind: StageContents, backward: bool
-    ) -> Floats:
-        """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
-        moving = kind.offloading_layers
-        if not moving or not batches.offload_ratio.any():
-            return np.zeros(batches.count)
-        moved = self._offloaded(batches, offloading_layer_s(kind, layers, backward=backward))
-        return np.asarray(moving * np.maximum(0.0, moved.sent_bytes / moved.bytes_per_s - moved.hidden_s))
-
-    def _offloaded(self, batches: MicroBatches, layer_terms_s: Floats) -> SentTimes:
-        """What a layer moves to the host, or back, beside all it does."""
-        volume = batches.offload_ratio * self.activation_bytes_per_token * batches.tokens_per_rank
-        return SentTimes(
-            times=(volume > 0).astype(np.float64),
-            hidden_s=layer_terms_s.sum(axis=0),
-            fixed_s=np.zeros_like(volume),
-            sent_bytes=volume,
-            bytes_per_s=np.full_like(volume, self.offload_bytes_per_s),
-        )
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
@@ -318,8 +279,7 @@ class MicroBatchCost:
                 if any(moving):
                     both: tuple[tuple[TrafficKind, bool], ...] = (("offload", False), ("fetch", True))
                     for what, backward in both:
-                        layer_s = offloading_layer_s(alike[0], layers, backward=backward)
-                        moved = self._offloaded(batches, layer_s)
+                        moved = self.offloading.sent(batches, alike[0], layers, backward=backward)
                         add(what, backward, "offload_wait", moving, moved, self._repeats)
         return tuple(found)
 

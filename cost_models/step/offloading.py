@@ -1,10 +1,73 @@
-"""The way of activations to host memory and back: what the GPUs of a node share there."""
+"""Activations on their way to host memory and back: how fast they go, and what of that compute does not hide."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
+
+from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.micro_batches import MicroBatches
+from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.activations import usual_activation_bytes
+from hdpsim.cost_models.step.layer_prices import LayerTerms
+from hdpsim.cost_models.tracing import priced
+from hdpsim.cost_models.transformer.layers import LayerKind
+from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.transformer.parameters import StageContents
+
+
+class Offloading:
+    """What a layout offloads of micro-batches; how much of each, its strategy says (offload_ratio)."""
+
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, cal: Calibration) -> None:
+        self._model, self._layout, self._cluster, self._cal = model, layout, cluster, cal
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of a GPU's activations on their way to the host, or back."""
+        return offload_bytes_per_s(self._cluster, self._layout, self._cal)
+
+    @cached_property
+    def activation_bytes_per_token(self) -> float:
+        """What one layer keeps, see usual_activation_bytes."""
+        return usual_activation_bytes(self._model, self._layout)
+
+    @priced("offload_wait")
+    def wait_s(
+        self, batches: MicroBatches, layers: LayerTerms, kind: StageContents, backward: bool
+    ) -> Floats:
+        """Host-link time of a stage's offloaded activations beyond its compute (first and last layer stay)."""
+        moving = kind.offloading_layers
+        if not moving or not batches.offload_ratio.any():
+            return np.zeros(batches.count)
+        moved = self.sent(batches, kind, layers, backward=backward)
+        return np.asarray(moving * np.maximum(0.0, moved.sent_bytes / moved.bytes_per_s - moved.hidden_s))
+
+    def sent(
+        self, batches: MicroBatches, kind: StageContents, layers: LayerTerms, *, backward: bool
+    ) -> SentTimes:
+        """What a layer moves to the host, or back, beside all it does: of the usual kind; of a hybrid the mean."""
+        volume = batches.offload_ratio * self.activation_bytes_per_token * batches.tokens_per_rank
+        terms_s = sum(count * layers[each, backward] for each, count in kind.usual)
+        return SentTimes(
+            times=(volume > 0).astype(np.float64),
+            hidden_s=np.asarray(terms_s / sum(count for _, count in kind.usual)).sum(axis=0),
+            fixed_s=np.zeros_like(volume),
+            sent_bytes=volume,
+            bytes_per_s=np.full_like(volume, self.bytes_per_s),
+        )
+
+
+def alike_for_offload(kinds: tuple[StageContents, ...]) -> list[list[StageContents]]:
+    """Stages whose layers move beside the same work, together."""
+    found: dict[object, list[StageContents]] = {}
+    for kind in sorted(kinds, key=lambda kind: LayerKind.MOE in dict(kind.usual)):
+        found.setdefault(kind.usual, []).append(kind)
+    return list(found.values())
 
 
 def offload_bytes_per_s(cluster: Cluster, layout: Layout, cal: Calibration) -> float:

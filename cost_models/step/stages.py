@@ -1,4 +1,4 @@
-"""Stages of a pipeline: what virtual ones have in common, which activations move, and the links between them."""
+"""Stages of a pipeline: what virtual ones have in common, and the links between them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints
+from hdpsim.arrays import Ints
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.layer_prices import LayerTerms
 from hdpsim.cost_models.tracing import shared
-from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, stage_contents
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
@@ -23,20 +21,6 @@ def stage_kinds(model: Model, layout: Layout) -> tuple[tuple[StageContents, ...]
     kinds = tuple(dict.fromkeys(chunk for stage in contents for chunk in stage))
     table = np.array([[kinds.index(chunk) for chunk in stage] for stage in contents], dtype=np.int64)
     return kinds, table
-
-
-def offloading_layer_s(kind: StageContents, layers: LayerTerms, *, backward: bool) -> Floats:
-    """[T, n] of the layers whose activations move: of the kind that most are; of a hybrid their mean."""
-    rows = sum(count * layers[each, backward] for each, count in kind.usual)
-    return np.asarray(rows / sum(count for _, count in kind.usual))
-
-
-def alike_for_offload(kinds: tuple[StageContents, ...]) -> list[list[StageContents]]:
-    """Stages whose layers move beside the same work, together."""
-    found: dict[object, list[StageContents]] = {}
-    for kind in sorted(kinds, key=lambda kind: LayerKind.MOE in dict(kind.usual)):
-        found.setdefault(kind.usual, []).append(kind)
-    return list(found.values())
 
 
 class StageChain(NamedTuple):

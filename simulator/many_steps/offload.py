@@ -64,7 +64,7 @@ def offload_of(setup: Setup, cost: MicroBatchCost, program: Program, timeline: T
     fullest, held = _fullest_node(node, gpus * volume, begin_s, end_s)
     process = stage * program.ranks + rank
     busiest = process == np.bincount(process, volume).argmax()
-    rate = cost.offload_bytes_per_s
+    rate = cost.offloading.bytes_per_s
     took_s = volume[busiest] / rate
     to_host = np.minimum(begin_s[busiest] + took_s, spans.end_s[forward][busiest])
     from_host = np.maximum(end_s[busiest] - took_s, spans.start_s[backward][busiest])
@@ -94,7 +94,7 @@ def _moved_bytes(cost: MicroBatchCost, program: Program) -> Floats:
     """[K, n]: what each GPU sends to the host of every micro-batch on every kind of virtual stage."""
     plan = program.plan
     moving = np.array([kind.offloading_layers for kind in cost.kinds])
-    of_layer = plan.offload_ratio * cost.activation_bytes_per_token * plan.tokens / plan.group_size
+    of_layer = plan.offload_ratio * cost.offloading.activation_bytes_per_token * plan.tokens / plan.group_size
     return np.asarray(np.outer(moving, of_layer))
 
 

@@ -168,8 +168,8 @@ def _hidden_ratio(problem: PlanningProblem, lengths: Ints, layers: float) -> Flo
         return np.full(len(lengths), given)
     # Forward is a share 1 / 3.5 of the attention and 1 / 3 of the linear work: 0.3 of a layer's total time.
     layer_forward_s = 0.3 * problem.piece_s(lengths) / layers
-    rate = cost.offload_bytes_per_s
-    return np.asarray(np.minimum(1.0, layer_forward_s * rate / (cost.activation_bytes_per_token * lengths)))
+    layer_bytes = cost.offloading.activation_bytes_per_token * lengths
+    return np.asarray(np.minimum(1.0, layer_forward_s * cost.offloading.bytes_per_s / layer_bytes))
 
 
 def _group_without_offload(problem: PlanningProblem, lengths: Ints) -> Ints:

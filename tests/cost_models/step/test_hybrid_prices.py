@@ -244,7 +244,7 @@ def test_an_offloaded_hybrid_moves_the_mean_of_its_layers():
     forward, _ = cost.both_terms_s(batches)
     wait = forward[TERM_ROWS["offload_wait"], 0, 0]
     layer_s = forward.sum(axis=0)[0, 0] - wait
-    transfer_s = cost.activation_bytes_per_token * 8192 / cost.offload_bytes_per_s
+    transfer_s = cost.offloading.activation_bytes_per_token * 8192 / cost.offloading.bytes_per_s
     assert wait >= 0.0
     assert wait <= 6 * transfer_s
     assert wait >= 6 * transfer_s - layer_s

@@ -167,7 +167,7 @@ class TestOffload:
         batch = micro_batches([[1000]], offload=[1.0])
         terms = cost.terms_s(batch, backward=False)[:, 0, 0]
         layer = (terms[TERMS.index("gemm")] + terms[TERMS.index("attention")]) / LAYERS
-        transfer = cost.activation_bytes_per_token * 1000 / (2 * HOST)  # one way
+        transfer = cost.offloading.activation_bytes_per_token * 1000 / (2 * HOST)  # one way
         assert transfer > layer
         assert terms[TERMS.index("offload_wait")] == pytest.approx(30 * (transfer - layer))
 

@@ -138,7 +138,7 @@ def test_host_memory_holds_what_a_step_offloads():
     tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]) / plan.group_size
     if plan.padding_tokens is not None:
         tokens = tokens + plan.padding_tokens / plan.group_size
-    of_gpu = cost.activation_bytes_per_token * tokens.max() * (setup.model.layers - 2)
+    of_gpu = cost.offloading.activation_bytes_per_token * tokens.max() * (setup.model.layers - 2)
     assert step.offload.peak_bytes == pytest.approx(of_gpu * setup.cluster.node.gpus)
     begins, ends = step.offload.to_host_s.T
     assert np.all(begins < ends)

@@ -29,7 +29,7 @@ def on_hosts(host_bytes: float, **strategy: object) -> Setup:
 def test_room_is_what_other_tokens_keep_in_all_layers() -> None:
     setup = on_hosts(8e9)
     cost = micro_batch_cost(setup)
-    of_token = cost.activation_bytes_per_token * setup.model.layers
+    of_token = cost.offloading.activation_bytes_per_token * setup.model.layers
     assert hosted_tokens(setup, cost, 1024) == pytest.approx(1024 + 1e9 / of_token)
     pipeline = replace(setup, layout=setup.layout.changed(pp=2))
     # half of the layers, two micro-batches in flight on the first stage
@@ -43,7 +43,7 @@ def test_full_hosts_take_more_ranks_and_offload_less() -> None:
         layers = setup.model.layers
         cost = micro_batch_cost(setup)
         tokens = np.add.reduceat(plan.segment_tokens, plan.segment_offsets[:-1]) / plan.group_size
-        most = (plan.offload_ratio * tokens).max() * cost.activation_bytes_per_token * (layers - 2)
+        most = (plan.offload_ratio * tokens).max() * cost.offloading.activation_bytes_per_token * (layers - 2)
         return int(plan.group_size.max()), float(most)
 
     roomy, tight, none = (on_hosts(host_bytes, offload_ratio=1.0) for host_bytes in (1e15, 2e9, 1e3))

@@ -83,11 +83,11 @@ def test_equation_3_with_a_fast_host_link_keeps_two_layers():
 def test_equation_3_in_between():
     one = problem()
     length = 8192
-    cost = one.cost
+    offloading = one.cost.offloading
     # Overlap: r act / B = t_forward of a layer, taken as 0.3 of its forward and backward.
     forward_s = 0.3 * float(one.piece_s(length)) / 32
-    rate = host_link(one, 1.0).cost.offload_bytes_per_s
-    wanted = 0.5 * cost.activation_bytes_per_token * length / forward_s  # the rate at which r = 1/2
+    rate = host_link(one, 1.0).cost.offloading.bytes_per_s
+    wanted = 0.5 * offloading.activation_bytes_per_token * length / forward_s  # the rate at which r = 1/2
     half = host_link(one, wanted / rate)
     # d = 8 * (2 + 15) / 32 = 4.25
     assert least_group(half, np.array([length])).tolist() == [5]
