@@ -177,7 +177,7 @@ class Fabric(Checked):
         leaf_oversubscription: down-link over up-link bandwidth at the leaf; 1 = non-blocking.
         spine_oversubscription: down-link over up-link bandwidth at the spine (between pods); 1 = non-blocking.
         hop_latency_s: one switch hop, cable included.
-        routing: ideal (flows spread evenly over up-links) or ecmp (by a hash, see cost_models.congestion).
+        routing: ideal (flows spread evenly over up-links) or ecmp (by a hash, see cost_models/network/congestion.py).
         uplinks: up-links of one leaf (and of one spine): the bins of the hash.
         port_split: up-link over down-link rate: 2 where a 400G port serves two 200G NICs (MegaScale section 3.6).
         flows_per_connection: flows a NIC's traffic is cut into, each hashed on its own (queue pairs).

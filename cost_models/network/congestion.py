@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hdpsim.cost_models.hardware.parts import CongestionControl, Fabric
-from hdpsim.cost_models.network.ecmp import busiest_load, delivered_share
+from hdpsim.cost_models.network.ecmp_collisions import busiest_load, delivered_share
 
 # DCQCN's rate timer, and the 5 increase events after a cut before it probes upwards: Zhu et al., "Congestion control
 # for large-scale RDMA deployments", SIGCOMM 2015, section 5 (55 us, F = 5)

@@ -1,4 +1,4 @@
-"""The way of flows over the links of a cluster: column by column of links, for all flows at once."""
+"""The way of flows over the links of a cluster, by hash where there is a choice (ECMP): column by column of links."""
 
 from __future__ import annotations
 

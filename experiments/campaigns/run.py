@@ -17,7 +17,7 @@ from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import Report, silent
-from hdpsim.experiments.studies.cost_to_target import Costs, Target, price_of
+from hdpsim.experiments.studies.money import Costs, Target, price_of
 from hdpsim.experiments.studies.power import Power, waiting_power
 from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import ACCOUNTS, EFFECTIVE, CampaignResult, CampaignSetup

@@ -26,7 +26,7 @@ from hdpsim.cost_models.reliability.startup import group_initialisation_s
 from hdpsim.errors import CatalogError, InfeasibleError, ScenarioError
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.cost_to_target import costs_of
+from hdpsim.experiments.studies.money import costs_of
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.simulator.campaign.events import Handling, mean_detection_s

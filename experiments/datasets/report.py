@@ -18,7 +18,7 @@ from hdpsim.experiments.output.plots.style import (
     figure_and_axes,
 )
 from hdpsim.experiments.output.statistics import Estimate, fixed, with_interval
-from hdpsim.experiments.studies.cost_to_target import Costs, Target, mean_price
+from hdpsim.experiments.studies.money import Costs, Target, mean_price
 from hdpsim.experiments.studies.step_report import band_line, mean_step_table, mfu_note, scenario_document
 
 if TYPE_CHECKING:

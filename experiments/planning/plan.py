@@ -29,7 +29,7 @@ from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.report import saved_words
-from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.money import price_of
 from hdpsim.experiments.studies.step_report import headline, one_line
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.errors import StrategyError
 from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
-from hdpsim.experiments.scenario.own_keys import own_keys
+from hdpsim.experiments.scenario.keys_without_field import keys_without_field
 from hdpsim.experiments.scenario.values import (
     REQUIRED,
     Batch,
@@ -80,9 +80,9 @@ _BYTES_PER_UNIT = number(RANGES["stack_bytes"])
 """Bytes per parameter or logit, a plain number."""
 
 KEYS: Mapping[str, Key] = {
-    **own_keys("head"),
+    **keys_without_field("head"),
     **layout_keys(),
-    **own_keys("data"),
+    **keys_without_field("data"),
     **keys_of("data", DataPipeline, {"prefetch_steps": integer(RANGES["prefetch_steps"])}),
     **keys_of(
         "strategy",
@@ -123,7 +123,7 @@ KEYS: Mapping[str, Key] = {
         },
         without=("spans", "record_links", "step", "replication"),
     ),
-    **own_keys("execution"),
+    **keys_without_field("execution"),
     **keys_of(
         "costs",
         CostOptions,
@@ -144,7 +144,7 @@ KEYS: Mapping[str, Key] = {
         },
         without=("storage_bytes_per_s", "checkpoint_block_s", "checkpoint_upload_s"),
     ),
-    **own_keys("campaign"),
+    **keys_without_field("campaign"),
 }
 
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))

@@ -18,8 +18,8 @@ from hdpsim.experiments.output.document import Column, Document, OutputFile, Tab
 from hdpsim.experiments.output.json_data import plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
-from hdpsim.experiments.studies.cost_to_target import costs_of
 from hdpsim.experiments.studies.links.cost_of_sharing import network_json
+from hdpsim.experiments.studies.money import costs_of
 from hdpsim.quoting import counted
 from hdpsim.simulator.settings import CHANGES_NOTHING
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.compare import Comparison, Outcome
-    from hdpsim.experiments.studies.cost_to_target import Target
+    from hdpsim.experiments.studies.money import Target
 
 
 WORTH_A_ROW = 5e-4

@@ -19,7 +19,7 @@ from hdpsim.experiments.scenario.data_use import WORTH_A_WORD
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.studies.comparing.compare import Mesh
 from hdpsim.experiments.studies.comparing.static_rows import mesh_lines
-from hdpsim.experiments.studies.cost_to_target import usd_words
+from hdpsim.experiments.studies.money import usd_words
 from hdpsim.experiments.studies.step_report import account_rows, one_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
-from hdpsim.experiments.studies.cost_to_target import price_of, usd_words
+from hdpsim.experiments.studies.money import price_of, usd_words
 from hdpsim.experiments.studies.step_report import averaging, band_lines, memory_json, scenario_document
 from hdpsim.simulator.step_memory import plan_memory
 

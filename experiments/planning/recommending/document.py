@@ -9,7 +9,7 @@ from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.amounts import duration, large_amount, memory_of, with_duration
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.statistics import estimate_json
-from hdpsim.experiments.studies.cost_to_target import usd_words
+from hdpsim.experiments.studies.money import usd_words
 
 from .recommend import Recommendation, TypeResult
 from .sizing import Offer

@@ -16,7 +16,7 @@ from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.output.meanings import meanings
-from hdpsim.experiments.studies.cost_to_target import price_of
+from hdpsim.experiments.studies.money import price_of
 from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
 

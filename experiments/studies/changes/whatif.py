@@ -30,8 +30,8 @@ from hdpsim.experiments.studies.comparing.static_rows import (
     mesh_lines,
     over_best,
 )
-from hdpsim.experiments.studies.cost_to_target import MILLION, costs_of, mean_price
 from hdpsim.experiments.studies.links.changes import moved_lines
+from hdpsim.experiments.studies.money import MILLION, costs_of, mean_price
 from hdpsim.experiments.studies.step_report import (
     averaging,
     band_lines,

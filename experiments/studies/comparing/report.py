@@ -16,7 +16,9 @@ from hdpsim.experiments.output.document import Column, Document, Table, interval
 from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots.style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
-from hdpsim.experiments.studies.cost_to_target import (
+from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
+from hdpsim.experiments.studies.many_steps.replications import Replicated, replications_table
+from hdpsim.experiments.studies.money import (
     MILLION,
     Target,
     costs_of,
@@ -26,8 +28,6 @@ from hdpsim.experiments.studies.cost_to_target import (
     usd_range_words,
     usd_words,
 )
-from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
-from hdpsim.experiments.studies.many_steps.replications import Replicated, replications_table
 from hdpsim.experiments.studies.step_report import (
     account_table,
     averaging,

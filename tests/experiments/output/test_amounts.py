@@ -18,7 +18,7 @@ from hdpsim.experiments.output import amounts, statistics
 from hdpsim.experiments.output.amounts import duration, large_amount, parse_target
 from hdpsim.experiments.output.statistics import estimate
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.studies.cost_to_target import time_at
+from hdpsim.experiments.studies.money import time_at
 from hdpsim.experiments.studies.step_report import headline
 
 

@@ -24,7 +24,7 @@ from hdpsim.experiments.planning.search.space import Candidate, Space, own_value
 from hdpsim.experiments.planning.search.work import StoppedError, replayed
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.cost_to_target import costs_of
+from hdpsim.experiments.studies.money import costs_of
 
 _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
     "layout.tp": ((1, 2), (2, 4), (1, 4)),

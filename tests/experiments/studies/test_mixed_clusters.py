@@ -18,7 +18,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.parallel.code_version import scenario_key
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import run_setup
-from hdpsim.experiments.studies.cost_to_target import costs_of, mean_price
+from hdpsim.experiments.studies.money import costs_of, mean_price
 from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
 

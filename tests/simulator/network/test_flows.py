@@ -15,7 +15,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric, Gpu, Node
 from hdpsim.cost_models.network.congestion import blocked_share
-from hdpsim.cost_models.network.ecmp import busiest_load
+from hdpsim.cost_models.network.ecmp_collisions import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.simulator.network import fair_rate_updates, rates_on_short_links
 from hdpsim.simulator.network import users_of_links as link_users

@@ -1,4 +1,4 @@
-"""Keys that become no field of a setup, from data/keys.yaml: what each takes, its default, what it means."""
+"""Keys that become no field of a setup, as the YAML of that name in data says: what each takes, default, meaning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NUMBERS = {"whole": integer, "number": number, "tokens": tokens}
 """Kinds that go on with the name of a range."""
 
 
-def own_keys(part: str) -> dict[str, Key]:
+def keys_without_field(part: str) -> dict[str, Key]:
     """The keys of a part of the file, in its order."""
     return {name: _key(row) for name, row in _rows()[part].items()}
 
@@ -59,7 +59,7 @@ def own_keys(part: str) -> dict[str, Key]:
 @cache
 def _rows() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     rows: Mapping[str, Mapping[str, Mapping[str, Any]]] = load_yaml(
-        shipped("experiments/scenario/data/keys.yaml")
+        shipped("experiments/scenario/data/keys_without_field.yaml")
     )
     return rows
 

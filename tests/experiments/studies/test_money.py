@@ -19,7 +19,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.statistics import fixed
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.experiments.studies.cost_to_target import Costs, costs_of, price_of
+from hdpsim.experiments.studies.money import Costs, costs_of, price_of
 from hdpsim.experiments.studies.power import cluster_power, waiting_power
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "costs.md"
