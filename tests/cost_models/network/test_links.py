@@ -191,8 +191,10 @@ def test_no_way_left() -> None:
         links.routes(2, 10)
     with pytest.raises(InfeasibleError, match=r"nic-out:0\.1 is cut"):
         Links.of(with_cut(machine, "nic-out:0.1=0")).routes(1, 9)
-    with pytest.raises(UserInputError, match=r"'nic:0'; there are .*nic-out:0.0 to nic-out:7.3"):
-        Links.of(with_cut(machine, "nic:0=0.5"))
+    with pytest.raises(InfeasibleError, match=r"'nic-out:9\.\*'; there are .*nic-out:0.0 to nic-out:7.3"):
+        Links.of(with_cut(machine, "nic-out:9.*=0.5"))
+    with pytest.raises(UserInputError, match=r"'nic:0'; names begin with .*nic-out:"):
+        with_cut(machine, "nic:0=0.5")
 
 
 def test_degraded_links() -> None:
