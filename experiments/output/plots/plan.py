@@ -67,16 +67,15 @@ def plot_plan_groups(
                     left.text(place + shift, share, f"{share:.0%}", ha="center", va="bottom", fontsize=8)
         left.set_xticks(known, [f"{2**one:,}" for one in known])
         left.set(xlabel="ranks in the group (up to)", ylabel="share", ylim=(0, 1.25), title="Groups by size")
+        left.set_yticks(np.arange(6) / 5, [f"{20 * fifth}%" for fifth in range(6)])
         left.legend(loc="upper left", ncols=2)
         headed(figure, f"{title}: its groups of ranks")
-        largest = float(np.nanmax(slot_sizes))
-        _heat(
-            figure, right, slot_sizes, label="ranks in the group", colours="YlGnBu", low=1.0, log=largest > 1
-        )
+        _heat(figure, right, slot_sizes, label="ranks in the group", colours="YlGnBu", low=1.0, log=True)
         nodes = -(-len(slot_sizes) // ranks_per_node) if ranks_per_node else 0
         if 1 < nodes <= MOST_NODE_LINES:
             for node in range(1, nodes):
-                right.axhline(node * ranks_per_node - 0.5, color=INK, linewidth=0.6)
+                for colour, width in (("white", 1.8), (INK, 0.6)):  # seen on light and dark groups
+                    right.axhline(node * ranks_per_node - 0.5, color=colour, linewidth=width)
         across = f"{crossing:,} of {len(sizes):,} micro-batches on several nodes" if nodes > 1 else ""
         lines = f"lines: nodes of {ranks_per_node} ranks" if 1 < nodes <= MOST_NODE_LINES else ""
         words = "\n".join(filter(None, ("slot (order on a rank)", "; ".join(filter(None, (across, lines))))))
@@ -102,7 +101,7 @@ def _heat(
 
     every = -(-len(table) // MOST_ROWS)
     shown = table[::every]
-    high = max(float(np.nanmax(shown)), LEAST_SHARE if share else low + 1e-12)
+    high = max(float(np.nanmax(shown)), LEAST_SHARE if share else 2.0 if log else low + 1e-12)
     image = axes.imshow(
         np.ma.masked_invalid(shown),
         aspect="auto",

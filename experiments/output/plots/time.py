@@ -31,6 +31,7 @@ _SMALL_SHARE = 0.004
 """Accounts below this share of the longest bar are drawn together as "other ..."."""
 
 _MAX_BINS = 256
+_PANELS_A_ROW = 4
 """More ranks than that are averaged in bins of neighbours on the sorted curve."""
 
 _LAYER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -82,8 +83,13 @@ def plot_rank_step_time(layers_s: Mapping[str, Mapping[str, ArrayLike]]) -> Figu
     """
     from matplotlib.ticker import MaxNLocator
 
-    width = max(5.6, 3.6 * len(layers_s))
-    with figure_and_axes(width, 3.9, 1, len(layers_s), share_y=True) as (figure, panels):
+    columns = min(len(layers_s), _PANELS_A_ROW)
+    rows = -(-len(layers_s) // columns)
+    width = max(5.6, 3.6 * columns)
+    with figure_and_axes(width, 1.1 + 2.8 * rows, rows, columns, share_y=True) as (figure, places):
+        panels = places[: len(layers_s)]
+        for empty in places[len(layers_s) :]:
+            empty.set_axis_off()
         names = list(dict.fromkeys(name for layers in layers_s.values() for name in layers))
         active = [name for name in names if not name.startswith("wait")]
         colours = dict(zip(active, cycle(_LAYER_COLOURS), strict=False))
@@ -112,13 +118,14 @@ def plot_rank_step_time(layers_s: Mapping[str, Mapping[str, ArrayLike]]) -> Figu
             axes.axhline(
                 float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute"
             )
-        panels[0].set_ylabel("seconds in one step")
+        for axes in panels[::columns]:
+            axes.set_ylabel("seconds in one step")
         headed(figure, "Time of every rank in the step of the first batch")
         handles: dict[str, Artist] = {}
         for axes in panels:
             handles.update({str(a.get_label()): a for a in axes.get_legend_handles_labels()[0]})
-        columns = max(1, min(len(handles), int(width / _LEGEND_ENTRY_IN)))
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+        entries = max(1, min(len(handles), int(width / _LEGEND_ENTRY_IN)))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=entries)
     return figure
 
 

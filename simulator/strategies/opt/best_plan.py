@@ -25,8 +25,8 @@ from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.static_mesh import mesh_drafts
-from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
+from hdpsim.simulator.strategies.static.static_mesh import divisors, mesh_drafts
+from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
@@ -64,6 +64,11 @@ def plan_best(problem: PlanningProblem) -> Plan:
     contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
     if thorough or problem.meets:
         contest.judge()
+    if thorough and len(problem.lengths) <= 2 * SMALL:
+        longest, capacity = int(problem.lengths.max()), problem.capacity_tokens
+        for degree in divisors(problem.ranks, -(-longest // capacity), problem.most_ranks):
+            filled = plan_equal_work(problem, degree, degree * capacity)
+            contest.enter(filled, filled.makespan_s * NEARLY)
     targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
     for target in targets[: PLANNED[not small]]:
         if target.step_s * WORTH_IT < contest.end_s:

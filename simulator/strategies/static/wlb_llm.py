@@ -28,11 +28,14 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
     Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch).
     Source: WLB-LLM, arXiv 2503.17924, section 4.
     """
-    degree = mesh_degrees(problem)[0]
+    return plan_equal_work(problem, mesh_degrees(problem)[0], problem.context_tokens)
+
+
+def plan_equal_work(problem: PlanningProblem, degree: int, pack_tokens: int) -> Plan:
+    """The same for groups of *degree* ranks and packs of *pack_tokens* on average at most."""
     groups, most = problem.ranks // degree, degree * problem.capacity_tokens
     work = _work_s(problem, degree)
-    tokens = int(problem.lengths.sum())
-    rounds = -(-tokens // (groups * problem.context_tokens))
+    rounds = -(-int(problem.lengths.sum()) // (groups * pack_tokens))
     pack = fitting_packs(problem.lengths, work, groups * rounds, groups, most)
     plan = plan_given_packs(problem, pack, degree)
     busiest_s = np.bincount(pack % groups, weights=work, minlength=groups).max()

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.output.plots import plan as plots_of_plans
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots import time as plots_of_time
 from hdpsim.experiments.output.plots.style import (
@@ -203,6 +204,22 @@ def test_the_legend_of_rank_panels_is_inside_the_figure(strategies: int) -> None
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
+
+
+def test_many_rank_panels_make_rows() -> None:
+    figure = plots_of_time.plot_rank_step_time({f"s{i}": {"compute": [1.0, 2.0]} for i in range(6)})
+    assert len({round(axes.get_position().y0, 2) for axes in figure.axes}) == 2
+    assert figure.get_size_inches()[0] < 2.5 * figure.get_size_inches()[1]
+
+
+def test_groups_of_one_rank_have_a_scale_that_starts_at_one() -> None:
+    ones = np.ones((4, 3))
+    figure = plots_of_plans.plot_plan_groups(
+        np.ones(12, dtype=np.int64), np.ones(12), ones, ranks_per_node=2, crossing=0, title="mine"
+    )
+    scale = figure.axes[-1]
+    assert [text.get_text() for text in scale.get_yticklabels()] == ["1", "2"]
+    assert len(figure.axes[1].lines) == 2  # between two nodes, dark on white
 
 
 def test_speed_ups_are_over_the_base() -> None:

@@ -302,8 +302,9 @@ def test_more_memory_for_many_sequences_takes_no_longer():
     assert much.makespan_s <= little.makespan_s * 1.01
 
 
-def test_equal_sequences_may_have_groups_of_different_sizes():
-    """Ten sequences on four ranks: two rounds of single ranks, then two pairs. All in pairs take 2.7 % longer."""
+def test_few_sequences_share_ranks_several_to_a_pack():
+    """Ten sequences on four ranks: five on each pair. Two rounds of single ranks, then two pairs, takes longer."""
     setup = job("llama-3-70b", "hgx-a100-80gb", 4, capacity=32_768, context=16_384, layout=Layout(tp=8))
     plan, _, _ = plan_batch(roomy(setup), [13_938] * 4 + [12_225] * 6)
-    assert sorted(plan.group_size.tolist()) == [1] * 8 + [2] * 2
+    assert plan.group_size.tolist() == [2, 2]
+    assert sorted(np.diff(plan.segment_offsets).tolist()) == [5, 5]
