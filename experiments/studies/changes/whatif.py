@@ -324,8 +324,9 @@ def _remark(variant: Variant, base: Variant) -> str:
     if base.feasible and not variant.paired_with(base):
         words.append("other batches")
     known = notes_of(base.outcome)
-    words += [note for note in notes_of(outcome) if CHANGES_NOTHING in note and note not in known]
-    return "; ".join(words)
+    idle = [note for note in notes_of(outcome) if CHANGES_NOTHING in note and note not in known]
+    same = base.feasible and variant is not base and outcome.step_s == base.outcome.step_s
+    return "; ".join((*words, *(idle or ["same step"] * same)))
 
 
 def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> tuple[str, ...]:

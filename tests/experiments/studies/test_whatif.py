@@ -113,6 +113,14 @@ def test_the_note_on_mfu_names_the_gpu_of_every_row(scenario: Scenario) -> None:
     assert "each row's GPU" not in mfu_note(scenario, scenario)
 
 
+def test_a_change_that_moves_no_step_says_so(scenario: Scenario) -> None:
+    variants = whatif(scenario, ("gpus=16", "cluster.fabric.spine_oversubscription=2"), 1)
+    text = whatif_document(scenario, variants).text()
+    (line,) = (line for line in text.splitlines() if line.startswith("cluster.fabric.spine"))
+    assert line.endswith("same step")
+    assert text.count("same step") == 1
+
+
 def test_a_group_is_one_change_of_several_keys(scenario: Scenario) -> None:
     variants = whatif(scenario, ("layout.tp=4,gpus=16", "data.context=64K"))
     assert [v.label for v in variants] == ["base", "layout.tp=4,gpus=16", "data.context=64K", "all together"]
