@@ -130,7 +130,7 @@ def replay_lines(replay: DatasetReplay) -> list[str]:
     )
     interval = "95 % confidence" if mean.half_width is not None else "range of the steps in brackets"
     lines = [
-        f"{count:,} steps, {large_amount(throughput.tokens)} tokens ({ending}).",
+        f"{count:,} steps, {large_amount(throughput.tokens)} tokens, {replay.scenario.strategy.name} ({ending}).",
         f"{with_interval(mean)} tokens/s (tokens over time of all steps; {interval}), "
         f"{throughput.seconds / count:.3f} s a step, MFU {_weighted(replay, 'mfu'):.1%}.",
         f"Training on these tokens, without interruptions: {training_of(replay).words}.",
