@@ -313,7 +313,7 @@ class Host(Group):
     launch_blocking: bool = False
     """The host waits for every kernel before it goes on (CUDA_LAUNCH_BLOCKING=1): no launch hides behind a kernel."""
     untuned_for_arm: bool = False
-    """Launches take as long on Arm processors (Grace) as those of Transformer Engine did until autumn 2025."""
+    """Launches take as long on Arm processors (Grace) as in summer 2025, before software was tuned for them."""
     checked_collectives: bool = False
     """The hosts of a group check with each other before every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
 
