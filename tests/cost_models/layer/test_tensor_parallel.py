@@ -161,6 +161,13 @@ class TestBatchFirst:
 
 
 class TestLayer:
+    def test_scales_of_blocks_gather_gradients_once_more(self) -> None:
+        layout = Layout(tp=8, precision="fp8", fp8_scaling="tensor")
+        one, blocks = memory_layer(layout), memory_layer(layout.changed(fp8_scaling="block"))
+        assert exposed(blocks, 4096.0) == exposed(one, 4096.0)
+        more = exposed(blocks, 4096.0, backward=True) - exposed(one, 4096.0, backward=True)
+        assert more == pytest.approx(2 * HIDDEN * 4096 * 7 / 8 / NVLINK)  # of two blocks, 1 B an element
+
     def test_each_of_the_four_products_hides_its_transfer(self) -> None:
         # 64 SMs, 16 kept: a quarter. Transfer of one pair: 2 h B / NVLink x 7/8 each way.
         tokens = 4096.0
