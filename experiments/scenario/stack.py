@@ -113,12 +113,13 @@ def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context
 def _software_notes(software: Software, run: Run) -> tuple[str, ...]:
     """Which release's rules count where the one named is not known, and words after `with` that no rule reads."""
     notes = []
-    if software.release == str(software.year):
-        notes.append(f"software {software.shown}: of that year {software.known_release} counts")
-    elif software.release != software.known_release:
-        notes.append(
-            f"software {software.shown}: a release that is not known; the rules of {software.known_release} count"
-        )
+    counting = software.known_release
+    if software.release != counting:
+        why = "a release that is not known"
+        if software.release == str(software.year):
+            of_year = software.of_release(counting).year == software.year
+            why = "of that year the usual one" if of_year else "no release of that year is known"
+        notes.append(f"software {software.shown}: {why}; the rules of {counting} count")
     framework = run.config.framework.removesuffix(f" {software.words}")
     plain = Run(replace(run.config, framework=framework, notes=""), cp_is_planned=run.cp_is_planned)
     if software.words and all(setting_of(run, switch) == setting_of(plain, switch) for switch in switches()):
@@ -155,7 +156,7 @@ def _release_notes(
     said = f"{software.name} {release}"
     return (
         f"software {software.shown}: no release is said; {said} decides otherwise: {', '.join(sorted(switched))} "
-        f"(hdpsim whatif --set 'software={said}' says what that makes)",
+        f"(hdpsim whatif SCENARIO --set 'software={said}' says what that makes)",
     )
 
 

@@ -14,7 +14,7 @@ from hdpsim.experiments.software.rules import (
 from hdpsim.quoting import did_you_mean
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
-_YEAR = re.compile(r"20[012]\d")
+_YEAR = re.compile(r"20\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ def plan(
         pinned=[parse_override(text)[0] for text in changes],
         values=dict(map(study.searched_values, searched)),
     )
-    with progress("planning", "layouts") as shown:
+    with progress("planning", limit.unit) as shown:
         found = search(
             checked,
             space,

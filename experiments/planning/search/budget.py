@@ -32,9 +32,9 @@ class Budget:
     seconds: float | None = None
 
     @property
-    def limited(self) -> bool:
-        """Whether a search may end before everything was looked at."""
-        return self.steps is not None or self.seconds is not None
+    def amount(self) -> float | None:
+        """Steps or seconds; None: a search may not end before everything was looked at."""
+        return self.steps if self.seconds is None else self.seconds
 
     @property
     def words(self) -> str:
@@ -42,6 +42,13 @@ class Budget:
         if self.seconds is not None:
             return f"{span(self.seconds)}, in which another machine may find something else"
         return "to the end" if self.steps is None else f"{self.steps:,.0f} simulated steps, as on any machine"
+
+    @property
+    def unit(self) -> str:
+        """What progress counts: of a limit how much is used, else layouts."""
+        if self.seconds is not None:
+            return "s"
+        return "layouts" if self.steps is None else "steps"
 
     def part(self, share: float) -> Budget:
         """A share of it."""

@@ -213,14 +213,15 @@ class Race:
         return self._surveying + self._opening + self._replaying + self._finishing
 
     @property
-    def _used(self) -> float:
+    def used(self) -> float:
+        """Share of the budget."""
         return self.question.used(self._work)
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done next, until nothing is known to be."""
         while self._seeds:
             yield self._replay(self._seeds.popleft())
-        while self._used < 1.0:
+        while self.used < 1.0:
             leader = self._leader()
             if self._own:
                 entry = self._own.pop(0)
@@ -315,7 +316,7 @@ class Race:
         """The next layout of the survey; None where it has ended, or waits for what was asked."""
         if self._survey is None:
             return None
-        in_time = self._used < SURVEY_SHARE
+        in_time = self.used < SURVEY_SHARE
         entry = self._survey.take() if in_time else None
         if entry is None and not (in_time and self._survey.waits):
             for other in self._survey.rest():
@@ -337,7 +338,7 @@ class Race:
         full = [self._full_work(entry) for entry in ahead]
         if self._finishing + full[0] <= FINISHING_SHARE * self._work:
             return ahead[0]
-        used = self._used
+        used = self.used
         kept = min(used * sum(full) / self._work, LAST_SHARE)
         return ahead[0] if used and 1.0 - used < kept else None
 

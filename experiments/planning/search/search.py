@@ -287,7 +287,12 @@ def _run(
         found.add(results, question.count)
         complete &= not results.cut
         best = f"best {found.best[0].tokens_per_s:,.0f} tokens/s" if found.best else "nothing fits so far"
-        progress(race.opened, found.layouts, best)
+        allowed = question.budget.amount
+        if allowed is None:
+            progress(race.opened, found.layouts, best)
+        else:
+            layouts = f"{race.opened:,} of {found.layouts:,} layouts"
+            progress(round(min(race.used, 1.0) * allowed), round(allowed), f"{layouts}, {best}")
     return complete and race.over
 
 

@@ -168,7 +168,7 @@ def work_on(task: Task) -> LayoutResults:
 
 def looks_first(question: Question, strategy: object) -> bool:
     """Whether a first look at a strategy's candidate is shorter than its replay in full."""
-    return len(ready(question).lengths) > 1 or (question.budget.limited and strategy == DRAFTED)
+    return len(ready(question).lengths) > 1 or (question.budget.amount is not None and strategy == DRAFTED)
 
 
 def replay_work(question: Question, contender: Contender, *, in_full: bool) -> float:

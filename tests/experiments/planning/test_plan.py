@@ -470,9 +470,13 @@ def test_what_relatives_took_decides_who_is_next() -> None:
 
 
 def test_time_that_is_up_keeps_what_was_found() -> None:
-    found = search(small(), Space(), budget=Budget(steps=0.0))
+    told: list[tuple[int, int]] = []
+    found = search(
+        small(), Space(), budget=Budget(steps=0.0), progress=lambda done, total, _: told.append((done, total))
+    )
     assert not found.complete
     assert found.best == [found.own]
+    assert set(told) == {(0, 0)}  # steps, not layouts, most of which nobody will look at
     assert "Nothing that was tried (the search did not end; replayed: 1) is better" in why(found)
 
 
