@@ -286,6 +286,7 @@ def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
     del row["vpp"]
     names = [name for name in row if name != "recompute"]
     assert misspelt_columns(names) == ("column 'recompte' is not read (did you mean 'recompute'?)",)
+    assert "those that do: measured_step_s, " in misspelt_columns(["gpu", "step_s"])[-1]
     row["vppp"] = ""
     document = run(write(tmp_path / "runs.csv", [row]))
     assert document.notes[0] == "column 'vppp' is not read (did you mean 'vpp'?)"
