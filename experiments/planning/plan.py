@@ -103,17 +103,19 @@ def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
     lines = [f"no layout of {scenario.name} that was tried can run ({found.searched:,} candidates):"]
     lines += [f"  {number:,} refused by {limit}" for limit, number in found.refused.most_common()]
     if not found.complete:
-        lines.append(f"  --budget was used up before the others were looked at: {found.budget.words}")
+        ended = "interrupted" if found.interrupted else f"--budget was used up ({found.budget.words})"
+        lines.append(f"  {ended} before the others were looked at")
     if found.closest is not None:
         excess, candidate, reason = found.closest
         lines.append(f"closest: {excess - 1.0:.0%} too much ({', '.join(candidate.overrides)}): {reason}")
     advice = "use more GPUs (--gpus) or another type (--gpu)"
-    if not found.searched:
-        advice = "give a larger --budget"
-    elif found.refused[GPU_MEMORY]:
+    if found.refused[GPU_MEMORY]:
         advice = "use more GPUs (--gpus), GPUs with more memory (--gpu h200,b200), or a shorter data.context"
     elif found.refused[ON_PAPER] or any(one.tight for one in found.evaluated):
         advice = "leave less memory free (--headroom 0), " + advice
+    if not found.complete:
+        further = "let it go on" if found.interrupted else "give a larger --budget"
+        advice = f"{further}, or {advice}" if found.searched else further
     return InfeasibleError("\n".join((*lines, advice)))
 
 

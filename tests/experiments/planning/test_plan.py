@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import hdpsim
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
-from hdpsim.experiments.planning.plan import front, plan_document, planned, why
+from hdpsim.experiments.planning.plan import front, nothing_runs, plan_document, planned, why
 from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.search.budget import Budget, budget_of
 from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
@@ -478,6 +478,19 @@ def test_time_that_is_up_keeps_what_was_found() -> None:
     assert found.best == [found.own]
     assert set(told) == {(0, 0)}  # steps, not layouts, most of which nobody will look at
     assert "Nothing that was tried (the search did not end; replayed: 1) is better" in why(found)
+
+
+@pytest.mark.parametrize(("ended", "advice"), [("budget", "give a larger --budget, or use more GPUs"),
+                                                ("Ctrl-C", "let it go on, or use more GPUs"),
+                                                ("", "use more GPUs")])  # fmt: skip
+def test_a_search_that_did_not_end_is_told_to_go_on_before_it_asks_for_more_gpus(
+    ended: str, advice: str
+) -> None:
+    found = Found(objective="tokens_per_s", budget=Budget(steps=3.0), searched=5, complete=not ended)
+    found.interrupted = ended == "Ctrl-C"
+    message = str(nothing_runs(small(), found))
+    assert message.splitlines()[-1].startswith(advice)
+    assert ("--budget was used up (3 simulated steps" in message) == (ended == "budget")
 
 
 @pytest.mark.slow
