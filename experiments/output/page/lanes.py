@@ -31,7 +31,7 @@ _PATTERNS = {
 
 def pass_lanes(rows: Rows) -> str:
     """The chart, as HTML; empty where there is none."""
-    shown = fitting_lanes(rows)
+    shown = fitting_lanes(rows, MOST_LANES, MOST_PASSES)
     if not shown:
         return ""
     end_s = max(float(str(row["end_s"])) for lane in shown.values() for row in lane)

@@ -79,15 +79,14 @@ def _fewer_lanes(rows: Rows, most: int) -> list[Lane]:
     return shown
 
 
-def fitting_lanes(rows: Rows) -> dict[Lane, list[Mapping[str, object]]]:
+def fitting_lanes(rows: Rows, most_lanes: int, most_passes: int) -> dict[Lane, list[Mapping[str, object]]]:
     """Passes by lane, of as many lanes as there is room for."""
-    most_lanes = MOST_LANES
     while True:
         lanes: dict[Lane, list[Mapping[str, object]]] = {lane: [] for lane in _fewer_lanes(rows, most_lanes)}
         for row in rows:
             if (lane := lane_of(row)) in lanes:
                 lanes[lane].append(row)
-        if most_lanes == 1 or sum(map(len, lanes.values())) <= MOST_PASSES:
+        if most_lanes == 1 or sum(map(len, lanes.values())) <= most_passes:
             return lanes
         most_lanes //= 2
 
@@ -102,7 +101,7 @@ def plot_passes(rows: Rows) -> Figure:
     """When chosen ranks do what, one lane for each stage; what is empty is waiting between passes."""
     from matplotlib.collections import PolyCollection
 
-    shown = fitting_lanes(rows)
+    shown = fitting_lanes(rows, MOST_LANES, MOST_PASSES)
     names = [f"{lane[0]}, {lane_words(lane, str(passes[0]['chosen']))}" for lane, passes in shown.items()]
     with figure_and_axes(11.0, 1.6 + 0.34 * len(names)) as (figure, (axes,)):
         bars: dict[tuple[str, str], list[Box]] = {}
