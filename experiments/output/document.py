@@ -5,6 +5,7 @@ A verb makes one `Document`. Everything below it is generic: text for people, re
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,9 @@ SCHEMA_VERSION = 1
 
 Row = TypeVar("Row")
 Other = TypeVar("Other")
+
+_NEGATIVE_ZERO = re.compile(r"^-(0(?:\.0*)?%?)$")
+"""What rounding leaves of sums that cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class Column(Generic[Row]):
             return self.missing
         if callable(self.format):
             return self.format(value)
-        return value if isinstance(value, str) else format(value, self.format)
+        if isinstance(value, str):
+            return value
+        return _NEGATIVE_ZERO.sub(r"\1", format(value, self.format))
 
     def below(self, part: Callable[[Other], Row]) -> Column[Other]:
         """This column for rows that have such a row as their *part*."""

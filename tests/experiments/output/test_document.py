@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,3 +146,18 @@ def test_a_list_without_a_kind_has_no_envelope() -> None:
 def test_no_document_holds_nan() -> None:
     with pytest.raises(NotFiniteError, match=r"results\.step_s of the result is"):
         Document(kind="simulate", payload={"results": {"step_s": float("nan")}}).data()
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "text"),
+    [
+        (-2e-16, ".3f", "0.000"),
+        (-2e-16, ".1%", "0.0%"),
+        (-0.0, ",.0f", "0"),
+        (-0.6, ".0f", "-1"),
+        (-0.01, "+.2f", "-0.01"),
+    ],
+)
+def test_nothing_has_no_sign(value: float, shape: str, text: str) -> None:
+    column: Column[Mapping[str, float]] = Column("x", format=shape)
+    assert column.text({"x": value}) == text
