@@ -19,7 +19,7 @@ from hdpsim.simulator.strategies.static.packing import pack
 from hdpsim.simulator.strategies.static.wlb_llm import balanced_packs
 from hdpsim.traces import global_batches, load_distribution
 
-CONTEXT, MICRO_BATCHES, BATCHES = 128 * 1024, 4, 200
+CONTEXT, MICRO_BATCHES, BATCHES = 128 * 1024, 4, 100
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def work(lengths: Ints) -> Floats:
 
 
 def imbalance(packed: Iterable[tuple[Ints, Ints]]) -> float:
-    """Largest micro-batch over the mean, all steps together, of (lengths, their packs)."""
+    """Largest micro-batch over the mean, averaged over steps, of (lengths, their packs): max x PP / total."""
     loads = np.array(
         [np.bincount(packs, weights=work(lengths), minlength=MICRO_BATCHES) for lengths, packs in packed]
     )
-    return float(loads.max(axis=1).sum() / loads.mean(axis=1).sum())
+    return float((loads.max(axis=1) / loads.mean(axis=1)).mean())
 
 
 def greedy(batches: Sequence[Ints], window: int) -> Iterable[tuple[Ints, Ints]]:
@@ -74,24 +74,17 @@ def greedy(batches: Sequence[Ints], window: int) -> Iterable[tuple[Ints, Ints]]:
 def test_packs_of_one_length_are_as_unequal_as_published(
     batches: list[Ints], window: int, published: float
 ) -> None:
-    assert imbalance(greedy(batches, window)) == pytest.approx(published, abs=0.06)
+    assert imbalance(greedy(batches, window)) == pytest.approx(published, abs=0.05)
 
 
 def test_one_stream_cut_every_context(batches: list[Ints]) -> None:
     cut = [pack(lengths, CONTEXT, "concatenate") for lengths in batches]
-    assert imbalance((pieces.tokens, pieces.micro_batch) for pieces in cut) == pytest.approx(1.44, abs=0.08)
+    assert imbalance((pieces.tokens, pieces.micro_batch) for pieces in cut) == pytest.approx(1.44, abs=0.1)
 
 
-@pytest.mark.parametrize(("queues", "published"), [(2, 1.05), (3, 1.05)])
-def test_queues_level_what_is_left(batches: list[Ints], queues: int, published: float) -> None:
-    trained = delayed_batches(batches, queues, CONTEXT)[:-1]
+@pytest.mark.parametrize(("queues", "published"), [(0, 1.24), (1, 1.05), (2, 1.05)])
+def test_queues_level_what_packing_alone_cannot(batches: list[Ints], queues: int, published: float) -> None:
+    """The paper's first queue is the batch itself: it prints 1.24 for one, 1.05 for two and three."""
+    trained = delayed_batches(batches, queues, CONTEXT)[:-1] if queues else batches
     packed = [(each, balanced_packs(each, work(each), MICRO_BATCHES, 2 * CONTEXT)) for each in trained]
-    assert imbalance(packed) == pytest.approx(published, abs=0.06)
-
-
-def test_a_queue_levels_what_packing_alone_cannot(batches: list[Ints]) -> None:
-    """The paper prints 1.24 for one queue; ours is far more even, and docs/explanation/strategies.md says so."""
-    packed = [(each, balanced_packs(each, work(each), MICRO_BATCHES, 2 * CONTEXT)) for each in batches]
-    trained = delayed_batches(batches, 1, CONTEXT)[:-1]
-    queued = [(each, balanced_packs(each, work(each), MICRO_BATCHES, 2 * CONTEXT)) for each in trained]
-    assert imbalance(packed) > imbalance(queued) + 0.1
+    assert imbalance(packed) == pytest.approx(published, abs=0.05)
