@@ -23,7 +23,7 @@ ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"]
-RingKernels = Literal["fused", "eager"]
+RingKernels = Literal["fused", "packed", "eager"]
 ContextParallelKind = Literal[
     "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
 ]
@@ -328,8 +328,8 @@ class Context(Group):
     nodes between which keys and values go round (hybrid, USP), or attention alone is dealt to the ranks by its work
     (disaggregated, DistCA)."""
     ring_kernels: RingKernels = switch("fused", name="cp_ring_kernels")
-    """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), or eager
-    operations and a message for every tensor."""
+    """What a step of a ring launches besides attention: fused merges and one message (Transformer Engine), what packs
+    of several documents need beside (packed: its thd format), or eager operations and a message for every tensor."""
     sharding: ContextSharding | None = switch(None, name="cp_sharding", none="auto")
     """What a group cuts into two chunks a rank, one from either end (zig-zag): every document, which gives all ranks
     the same attention; the pack as a whole, which does not (WLB-LLM's per-sequence sharding); or pack by pack what
