@@ -20,15 +20,11 @@ MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third
 _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
 _BUCKET = re.compile(r"DDP bucket (\d+) ?MB")
 _MODULES = re.compile(r"recompute[-_]modules(?: from [^:;]*)?[ =:]+\[?([\w', ]+)")
-_POLICY = re.compile(r"remat_policy[:=] ?(save_\w+)")
+_POLICY = re.compile(r"(?:remat_policy[:=]|checkpoint policy) ?(\w+)")
 _BYTES_PER_PARAMETER = 2.0  # torch's DDP counts gradients as the parameters are: 16 bits
 _GPUS_OF_A_SERVER = 8
-_KEEPS_OUTPUT = {
-    # MaxText, layers/decoders.py (get_remat_policy): whether the output of attention's last matrix is kept, too
-    "save_qkv_proj": False,
-    "save_dot_except_mlp": True,
-    "save_dot_except_mlpwi": True,
-}
+# MaxText, layers/decoders.py (get_remat_policy): products of attention that are kept; others keep all
+_PRODUCTS = {"out_proj": {"attention_out"}, "qkv_proj": {"qkv"}, "except_mlp": {"qkv", "attention_out"}}
 
 
 @dataclass
@@ -180,12 +176,14 @@ def _between_the_kept(config: RunConfig) -> float | None:
 
 
 def _not_kept_by_policy(config: RunConfig) -> float | None:
-    """What MaxText's policy does not name is repeated, but the last product."""
+    """What the policy of MaxText or Paxml does not name is repeated, but the last product."""
     layer, policy = _dense_layer(config), _POLICY.search(config.notes)
     if layer is None or policy is None:
         return None
-    kept = ("mlp_down", "qkv", "attention_out") if _KEEPS_OUTPUT[policy[1]] else ("mlp_down", "qkv")
-    return 1.0 - sum(sum(_shares(layer)[name]) for name in kept)
+    kept = next((names for word, names in _PRODUCTS.items() if word in policy[1]), layer.keys()) | {
+        "mlp_down"
+    }
+    return float(sum(sum(parts) for name, parts in _shares(layer).items() if name not in kept))
 
 
 def _latent_up_projections(config: RunConfig) -> float | None:

@@ -3,8 +3,10 @@
 from dataclasses import fields, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hdpsim.cost_models.memory.activations import LayerActivations
+from hdpsim.cost_models.memory.activations import LayerActivations, activation_bytes_per_token_layer
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
@@ -54,6 +56,45 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
     assert stack_of(_config(notes="tiled logits+loss")).logit_bytes == 0.0
     kept = stack_of(_config(framework="MaxText", notes="remat_policy: save_qkv_proj (most)")).selective_keeps
     assert kept == ("queries_keys_values",)
+
+
+@settings(max_examples=6)
+@given(
+    heads=st.sampled_from([8, 16, 32]),
+    per_group=st.sampled_from([1, 2, 8]),
+    wider=st.sampled_from([1, 2, 3.5]),
+    tp=st.sampled_from([1, 2]),
+)
+def test_policies_that_name_more_outputs_keep_more_bytes(
+    heads: int, per_group: int, wider: float, tp: int
+) -> None:
+    hidden = 128 * heads
+    shape = {
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads // per_group,
+        "ffn_hidden": int(hidden * wider),
+    }
+
+    def kept(policy: str) -> float:
+        config = _config(
+            framework="MaxText",
+            recompute="selective",
+            notes=f"remat_policy: {policy}",
+            tp=tp,
+            dp=None,
+            **shape,
+        )
+        setup = prepare(config).setup
+        return activation_bytes_per_token_layer(setup.model, setup.layout, overheads=stack_of(config))
+
+    with_context = [kept(f"{name}") for name in ("minimal_with_context", "save_dot_with_context_except_mlp")]
+    without = [kept(name) for name in ("minimal", "save_dot_except_mlp", "save_qkv_proj")]
+    assert without == sorted(without, reverse=True)
+    output = 2.0 * hidden / tp
+    assert with_context[0] - without[0] == pytest.approx(output, rel=0.1)  # and the log-sum-exp
+    assert with_context[1] - without[1] == pytest.approx(output, rel=0.1)
+    assert kept("save_out_proj") == pytest.approx(2 * output)  # and the layer's input
 
 
 def test_outputs_of_experts_are_kept_by_stacks_that_weigh_them() -> None:

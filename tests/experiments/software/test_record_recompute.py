@@ -33,7 +33,23 @@ def value(switch: str, config: dict[str, Any]) -> object:
         ({**TITAN, "recompute": "full"}, None, None, None),
         ({**MAXTEXT, "notes": "remat_policy: save_qkv_proj (x)"}, (16 + 32 + 32) / 144, 1.0, None),
         ({**MAXTEXT, "notes": "remat_policy: save_dot_except_mlp + list"}, (32 + 32) / 144, 1.0, None),
+        ({**MAXTEXT, "notes": "remat_policy: save_dot_with_context_except_mlp"}, (32 + 32) / 144, 1.0, 0.0),
+        ({**MAXTEXT, "notes": "remat_policy: save_out_proj"}, (16 + 8 + 8 + 32 + 32) / 144, 1.0, None),
+        ({**MAXTEXT, "notes": "remat_policy: minimal"}, 0.0, 1.0, None),
+        ({**MAXTEXT, "notes": "remat_policy=minimal_flash, scan_layers false"}, 0.0, 1.0, 0.0),
+        ({**MAXTEXT, "notes": "remat_policy: minimal_offloaded"}, None, None, None),
         ({**MAXTEXT, "notes": "remat_policy: save_something"}, None, None, None),
+        (
+            {
+                "framework": "Paxml",
+                "recompute": "selective",
+                "notes": "checkpoint policy SAVE_DOT_WITH_NO_BATCH_DIM",
+                **SHAPE,
+            },
+            0.0,
+            1.0,
+            None,
+        ),
         ({"framework": "Paxml", **SHAPE}, (144 - 32) / 144, None, None),
         ({"framework": "Megatron-LM", "recompute": "full", **SHAPE}, None, None, None),
         (
@@ -53,7 +69,7 @@ def value(switch: str, config: dict[str, Any]) -> object:
 def test_policies_by_operation_repeat_what_they_do_not_keep(
     config: dict[str, object], products: float | None, rest: float | None, attention: float | None
 ) -> None:
-    assert value("recompute_products", config) == (pytest.approx(products) if products else None)
+    assert value("recompute_products", config) == (None if products is None else pytest.approx(products))
     assert value("recompute_share", config) == rest
     assert value("recompute_attention", config) == attention
 
