@@ -15,8 +15,10 @@ from hdpsim.cost_models.transformer.model import Model
 
 LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, write gradient (4 B each)
 # Separate operations (Megatron-LM, core/tensor_parallel/cross_entropy.py without fusion): to fp32 2 + 4, maximum 4,
-# subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2
-SEPARATE_LOSS_PASSES_BYTES = 48.0
+# subtract 4 + 4, exponential 4 + 4, sum 4, divide 4 + 4; gradient: scale 4 + 4, to 16 bits 4 + 2. What it fuses by
+# torch.compile moves 48: maximum 2 + 4, exponential and sum into a new buffer 4 + 4, copied back 4 + 4, divide 4 + 4;
+# gradient: copied 4 + 4, scaled 4 + 4 + 2 (core/fusions/fused_cross_entropy.py; its note of 2026 tells of the copies).
+SEPARATE_LOSS_PASSES_BYTES = 52.0
 METRIC_BYTES = (
     14.0  # torch.nn.CrossEntropyLoss of 16-bit logits without gradients: to fp32 2 + 4, log-softmax 4 + 4
 )

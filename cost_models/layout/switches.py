@@ -292,7 +292,8 @@ class Kernels(Group):
     """Products of a parallel block that read the same input are one product, and those whose outputs are summed (PaLM);
     off: attention and MLP have products of their own (GPT-NeoX)."""
     fused_loss: bool = True
-    """Cross-entropy as one kernel over fp32 logits, not one per operation; without fused_kernels it never is."""
+    """Cross-entropy as one kernel over fp32 logits; off: one per operation, or Megatron-Core's own fusion, which moves
+    as much. Without fused_kernels it never is one."""
     loss_metrics: Annotated[int, RANGES["loss_metrics"]] = 0
     """Metrics of training that compute the cross-entropy of every micro-batch once more each, by PyTorch's kernels."""
     gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))

@@ -140,35 +140,24 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
     assert {name: layout[name] for name in names if name in layout} == found
 
 
+@pytest.mark.parametrize("task", ["pretrain", "sft", "lora"])
 @pytest.mark.parametrize(
-    ("framework", "year", "model", "separate"),
+    ("framework", "year", "fused"),
     [
-        ("NeMo 24.07 (Megatron-Core)", 2024, "nemotron3-8b", True),
-        ("NeMo 24.07 (Megatron-Core)", 2024, "nemotron4-340b", False),
-        ("NeMo 24.07 (Megatron-Core)", 2024, "llama2-7b", True),
-        ("NeMo 24.07 (Megatron-Core)", 2024, "llama3-8b", True),
-        ("NeMo 24.07 (Megatron-Core)", 2024, "llama3.1-8b", False),
-        ("NeMo 24.09", 2024, "llama3-8b", False),
-        ("NeMo (Megatron-Core)", 2024, "llama3-8b", False),  # which of the two is not said
-        ("NeMo (Megatron-Core)", 2024, "gpt3-175b", True),
-        ("NeMo (Megatron-Core)", 2024, "grok1-314b", True),
-        ("NeMo", 2023, "gpt3-175b", True),
-        ("NeMo (Megatron-Core)", 2025, "gpt3-175b", False),  # NeMo 2
-        ("NeMo (Megatron-Core)", 2025, "grok1-314b", False),
-        ("NeMo/Megatron-Core (MLPerf v4.0)", 2024, "gpt3-175b", False),
-        ("Megatron-Bridge", 2024, "gpt3-175b", False),
+        ("NeMo 24.07 (Megatron-Core)", 2024, False),
+        ("NeMo (Megatron-Core)", 2025, True),
+        ("NeMo/Megatron-Core (MLPerf v4.0)", 2024, True),
+        ("Megatron-Core/NeMo", 2025, True),
+        ("Megatron-Bridge 26.02", 2026, True),
+        ("Megatron-LM", 2026, False),
+        ("Megatron-Core r0.8.0", 2024, False),
+        ("Megatron-DeepSpeed", 2022, False),
     ],
 )
-def test_configurations_of_nemos_launcher_with_separate_kernels_of_the_loss(
-    framework: str, year: int, model: str, separate: bool
-) -> None:
-    found, of_others = (
-        setting_of(Run(_config(framework=framework, year=year, model_name=model, task=task)), "fused_loss")
-        for task in ("pretrain", "sft")  # fine-tuning has configurations of its own
-    )
-    assert (found is not None) is separate
-    assert found is None or found.value is False
-    assert of_others is None
+def test_stacks_without_a_fused_kernel_of_the_loss(framework: str, year: int, fused: bool, task: str) -> None:
+    found = setting_of(Run(_config(framework=framework, year=year, task=task)), "fused_loss")
+    of_recipe = task == "lora" and framework.startswith(("NeMo (", "Megatron-Bridge", "Megatron-Core/NeMo"))
+    assert (found is None or found.value is True) is (fused and not of_recipe)
 
 
 @pytest.mark.parametrize(
@@ -293,5 +282,4 @@ def test_tensor_parallel_overlap_of_lora(changes: dict[str, object], overlap: bo
 
 def test_the_loss_of_late_lora_recipes_is_separate() -> None:
     assert not prepare(_config(task="lora", year=2025)).setup.layout.kernels.fused_loss
-    assert prepare(_config(task="lora", year=2024)).setup.layout.kernels.fused_loss
     assert prepare(_config(task="sft", year=2025)).setup.layout.kernels.fused_loss
