@@ -268,7 +268,7 @@ def check_s(group: GroupShape, network: NetworkCalibration) -> float:
 RING_LAUNCHES = {
     # forward: attention, merging, (halves); backward: attention's three kernels, sums of the three gradients, (halves)
     "fused": (1.0 + 2.0, 3.0 + 3.0),
-    "packed": (1.0 + 2.0 + 5.0 + 3.0 / 2.0, 3.0 + 3.0 + 3.0 + 5.0 / 2.0),
+    "packed": (1.0 + 2.0 + 4.0, 3.0 + 3.0 + 3.0),
     "eager": (1.0 + 10.0 + 3.0, 3.0 + 3.0 + 4.0),
 }
 """Kernels of one step of a ring, forward and backward. Eager: the output and its normaliser take a cast and nine
@@ -276,12 +276,11 @@ operations; gradients are added. Half of the steps take half of the keys and val
 and written back, 4), half of them half of the queries (output and normaliser are read and written back, 4; back their
 gradient, 2).
 
-Packed: lengths of queries and of keys on this rank, halves of keys and values or of queries, the padded offsets of
-those, the normaliser transposed (5, of 4 ranks); back halves of keys and values or of queries, outputs and their
-gradient, and offsets (3). Attention's own call launches from C++, in half of the time, kernels for lengths and offsets
-(2) and for zeros in its output (1) or in three gradients (3)
-(Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P, and csrc/extensions/attention.cpp; counted as if no
-document were padded, which takes the lengths more)."""
+Packed: lengths of queries and of keys on this rank (2), halves of keys and values or of queries (1), once for all steps
+padded lengths and zeros (3); back halves of keys and values or of queries, outputs and their gradient (2), once
+normalisers and what is behind the last document (4). Of 4 ranks, whichever kernel attends (Transformer Engine,
+context_parallel.py, AttnFuncWithCPAndKVP2P). Not counted: what cuDNN's call adds (transposed normalisers, offsets,
+zeros), padding within a document's part, waits for lengths that the host reads."""
 RING_MESSAGES = {"fused": (2.0, 2.0), "packed": (2.0, 2.0), "eager": (4.0, 8.0)}
 """Sends and receives of one step: keys and values (and their gradients) in one tensor, or each on its own."""
 

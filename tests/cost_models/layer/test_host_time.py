@@ -260,12 +260,12 @@ def test_launches_take_as_long_as_the_processor_needs() -> None:
 class TestRingSteps:
     def test_launches_by_hand(self) -> None:
         # eager: attention, 10 of merging, 3 of halves, 4 messages of 3; back: 3 + 3 + 4 and 8 messages.
-        # fused: 3 and 2; 6 and 2. packed: 5 and half of 3 more; 3 and half of 5 more.
+        # fused: 3 and 2; 6 and 2. packed: 4 and 3 more.
         cal = replace(IDEAL, launch_s=1.0)
         for kernels, forward, backward in (
             ("eager", 26.0, 34.0),
             ("fused", 9.0, 12.0),
-            ("packed", 15.5, 17.5),
+            ("packed", 13.0, 15.0),
         ):
             layout = Layout(cp_ring_kernels=kernels)
             assert ring_step_host_s(layout, cal, backward=False) == forward
