@@ -221,9 +221,7 @@ def _casts_s(
 def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     instrument = _judged(record)
     shared = re.search(r"\bcp (\d+) \(balanced", record.get("notes") or "")
-    ranks = (
-        int(shared[1]) if shared else 0
-    )  # each has a piece of the head and one of the tail, and all keys before them
+    ranks = int(shared[1]) if shared else 0  # each has a piece from either end, and all keys before them
     length, heads = _need(record, "seq_len", "heads")
     batch = number(record, "batch") or 1.0
     documents = max(1.0, instrument.call_tokens / length)  # of one call
@@ -244,9 +242,7 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
         for side in sides
     )  # fmt: skip
     each_s = all_s / (documents * max(1, ranks))
-    if not ranks:
-        return max(each_s, instrument.launch_s)
-    # a kernel for either piece, and the host's work for the first is before it
+    # where the host is timed along: a kernel for either piece, and its work for the first is before that
     return instrument.launch_s + max(each_s / 2, instrument.launch_s) + each_s / 2
 
 
