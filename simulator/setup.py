@@ -84,6 +84,11 @@ class StrategyOptions(Checked):
         return self.name == "static" or not (self.dynamic_groups or self.is_own)
 
     @property
+    def in_turns(self) -> bool:
+        """Whether all ranks run equally many micro-batches, so that they can meet in each of them."""
+        return self.has_one_mesh or self.name in ("wlb-llm", "distca")
+
+    @property
     def of_bytescale(self) -> bool:
         """Whether ByteScale's Algorithm 1 or 2 plans."""
         naive = self.name == "hdp-opt" and not self.balancing

@@ -35,6 +35,7 @@ DRAIN = Need(
     "pp is {pp}, schedule is {schedule}",
     lambda layout: layout.parallel.pp > 1 and layout.pipeline.schedule in ("1f1b", "interleaved"),
 )
+ONE_WAY = Need("no dualpipe", "schedule is dualpipe", lambda layout: layout.pipeline.schedule != "dualpipe")
 CUT_LAYERS = _several("tp", "tp is 1")
 SEQUENCE_PARALLEL = _on("sequence_parallel")
 CHUNKS = _on("tp_overlap")

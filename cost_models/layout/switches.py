@@ -38,6 +38,7 @@ TensorExchange = Literal["none", "gathers", "mlp"]
 TensorChunks = Literal["streams", "sequence"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
 ShardCopies = Literal["both", "gradients", "none"]
+LossAverage = Literal["step", "micro-batch"]
 
 
 class Group(Checked):
@@ -192,6 +193,9 @@ class Sharding(Group):
         None, none="auto", needs=(needs.SUMS_OF_ALL,)
     )
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
+    loss_average: LossAverage = switch("step", needs=(needs.ONE_WAY,))
+    """When ranks average the loss that is shown: once a step, or after the forward of every micro-batch, where all of
+    them wait for the last one (Megatron-LM and NeMo up to spring 2025)."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
 

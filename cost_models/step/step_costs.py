@@ -93,6 +93,8 @@ class StepCosts:
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
     meeting_ranks: int = 1
     """Neighbouring ranks whose micro-batches of one slot begin and end together: they meet in every layer."""
+    loss_meets: bool = False
+    """Backwards of a micro-batch begin when all ranks have ended the forwards of that slot: they average its loss."""
     members: MemberTimes | None = None
     """What members of a group take that are faster than its slowest one; None: all members take the same."""
     data_path: DataPath | None = None

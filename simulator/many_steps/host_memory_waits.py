@@ -64,7 +64,7 @@ def operation_bytes(program: Program, moved_bytes: Floats) -> Floats:
     if program.met is not None:
         moved_bytes = program.met.largest(moved_bytes)
     held = np.zeros((chain.links, program.units))
-    if chain.virtual_stages == 1:
+    if chain.links == 1:
         entries, first = program.entries, program.unit_entries
         of_entry = moved_bytes[program.costs.kind[0, 0], entries.micro_batch]
         held[0, entries.micro_batch[first]] = np.maximum.reduceat(of_entry, first)

@@ -212,7 +212,7 @@ def make_spans(program: Program, timeline: Timeline) -> Spans:
     The forward and the backward on the last virtual stage, and the micro-batches of a merged unit, are listed one
     by one. Forwards and backwards of a group last as long as its slowest member takes.
     """
-    played = _unit_spans if program.chain.virtual_stages == 1 else _operation_spans
+    played = _unit_spans if program.chain.links == 1 else _operation_spans
     rows = played(program, timeline) + _epilogue_spans(program, timeline)
     groups = [np.broadcast_arrays(*row) for row in rows]
     columns = [np.concatenate(column) for column in zip(*groups, strict=True)]

@@ -14,6 +14,7 @@ What both executors mean by playing a plan:
 * When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
   all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
 * Ranks that meet in every layer hold each slot together (see meetings).
+* Ranks that average the loss of every micro-batch meet before its backward on the last virtual stage (loss_meetings).
 * Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
   process. ZB-H2 and ZB-V have no barrier over the stages: a stage begins its next step when its optimizer is done, and
   the time of a step is the least period at which all stages can repeat (see repetition).
@@ -38,6 +39,7 @@ from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.extras import Extras
+from hdpsim.simulator.play.pipeline.loss_meetings import Arrivals
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.shortcuts.equal_micro_batches import can_play
 from hdpsim.simulator.play.shortcuts.equal_ranks import (
@@ -153,6 +155,7 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
     start_s = np.zeros(len(duration_s))  # the latest arrival so far
     end_s = np.full(len(duration_s), np.nan)  # NaN: not played
     missing = program.parties.copy()
+    arrivals = None if program.loss is None else Arrivals(program.loss)
     winner = np.empty(len(duration_s), dtype=np.int64)
 
     arrived = np.flatnonzero(part < last_part)
@@ -184,6 +187,11 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
         missing[fed] -= 1
         if extras is not None and len(extras.feeds.before):
             fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
+        if arrivals is not None:
+            going_on, met_s = arrivals.after(ready, ready_end_s)
+            start_s[going_on] = np.maximum(start_s[going_on], met_s)
+            missing[going_on] -= 1
+            fed = np.concatenate([fed, going_on])
 
         sizes = group_size[unit]
         members = member_ranks[ranges(member_offsets[unit], sizes)]

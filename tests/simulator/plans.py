@@ -142,12 +142,13 @@ durations = st.floats(0.0, 10.0, allow_subnormal=False)
 
 
 @st.composite
-def cases(draw: st.DrawFn, with_noise: bool = True) -> Case:
-    """A random plan with random costs and perhaps noise, with and without a pipeline."""
+def cases(draw: st.DrawFn, with_noise: bool = True, loss: bool = False) -> Case:
+    """A random plan with random costs and perhaps noise, with and without a pipeline; *loss*: ranks meet there."""
     stages, chunks = draw(
         st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (2, 3)])
     )
-    plan = draw(flat_plans() if stages * chunks == 1 else pipeline_plans())
+    loss_meets = loss or draw(st.sampled_from([False, False, True]))
+    plan = draw(flat_plans() if stages * chunks == 1 and not loss_meets else pipeline_plans())
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.integers(1, 3))
     count = plan.micro_batches
@@ -165,6 +166,7 @@ def cases(draw: st.DrawFn, with_noise: bool = True) -> Case:
         backward_terms_s=seconds(2, kinds, count),
         kind=random.integers(0, kinds, (stages, chunks)),
         transfer_s=seconds(count),
+        loss_meets=loss_meets,
         epilogue=Epilogue(
             data_s=float(seconds(1)[0]),
             parameter_gather_s=seconds(stages),
@@ -235,6 +237,15 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
         moves = S > 1 and needed[1] != k
         return None if needed not in ended else ended[needed] + (costs.transfer_s[m] if moves else 0.0)
 
+    slot_of = {m: slot for order in orders for slot, m in enumerate(order.tolist()) if m != HOLE}
+
+    def loss_s(op: int, k: int, m: int) -> float | None:
+        """When the forwards of all ranks at a micro-batch's slot have come to the loss, where they meet there."""
+        if not (costs.loss_meets and op == BACKWARD and k == S * V - 1):
+            return 0.0
+        others = [(FORWARD, k, other) for other, slot in slot_of.items() if slot == slot_of[m]]
+        return None if any(one not in ended for one in others) else max(ended[one] for one in others)
+
     while any(todo.values()):
         progress = False
         for (_, stage), operations in todo.items():
@@ -242,10 +253,10 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
                 continue
             op, chunk, m, _ = operations[0]
             group = [todo[member, stage] for member in members[m]]
-            there = arrival(op, chunk * S + stage, m)
-            if there is None or not all(o and o[0][:3] == (op, chunk, m) for o in group):
+            there, met = arrival(op, chunk * S + stage, m), loss_s(op, chunk * S + stage, m)
+            if there is None or met is None or not all(o and o[0][:3] == (op, chunk, m) for o in group):
                 continue
-            start = max([there] + [free[member, stage] for member in members[m]])
+            start = max([there, met] + [free[member, stage] for member in members[m]])
             factors = [factor(member, todo[member, stage][0][3], op, stage, chunk) for member in members[m]]
             terms = (costs.forward_terms_s, costs.backward_terms_s)[op][:, costs.kind[stage, chunk], m]
             end = start + max(factors) * terms.sum()

@@ -199,6 +199,7 @@ def pipelines(draw: st.DrawFn) -> Task:
         sharding=draw(st.sampled_from(["none", "zero1"])),
         gather_overlap=draw(st.booleans()),
         dp_overlap=draw(st.booleans()),
+        loss_average=draw(st.sampled_from(["step", "micro-batch"])),
         stage_balance=draw(st.sampled_from(["layers", "flop"])) if vpp == 1 else "layers",
     )
     ranks = draw(st.sampled_from([2, 4, 8]))

@@ -60,6 +60,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         attention_kernel=draw(st.sampled_from(["flash", "flash", "unfused"])),
         order=draw(st.sampled_from(["tp-dp-pp", "tp-pp-dp"])),
         dp_overlap=draw(st.booleans()),
+        loss_average=draw(st.sampled_from(["step", "micro-batch"])),
     )
 
 

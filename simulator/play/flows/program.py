@@ -200,7 +200,7 @@ def _noise_factor(program: Program) -> Floats:
 def _by_operation(program: Program, forward: Floats, backward: Floats) -> Floats:
     """[operations] from [virtual stages, micro-batches] of forwards and backwards."""
     values = program.chain.along(forward, backward).ravel()
-    if program.chain.virtual_stages > 1:
+    if program.chain.links > 1:
         return values
     merged = np.zeros_like(values)
     starts = program.unit_entries

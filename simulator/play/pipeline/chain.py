@@ -18,7 +18,7 @@ class Chain(NamedTuple):
     """Forwards down the virtual stages, backwards up again. Arrays are by way and link, shared and read-only.
 
     Merged, the forward and the backward on the last virtual stage are one link, because the schedule runs them
-    back to back. DualPipe has two ways, from either end; all others have one.
+    back to back, unless ranks meet between them. DualPipe has two ways, from either end; all others have one.
     """
 
     virtual_stages: int
@@ -69,12 +69,12 @@ class Chain(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def make_chain(schedule: Schedule, stages: int, chunks: int) -> Chain:
-    """The chain of a schedule."""
+def make_chain(schedule: Schedule, stages: int, chunks: int, *, loss_meets: bool = False) -> Chain:
+    """The chain of a schedule; *loss_meets*: see StepCosts."""
     table = np.array(virtual_stage_table(schedule, stages, chunks), dtype=np.int64)
     ways = 2 if schedule == "dualpipe" else 1
     count = stages * chunks // ways
-    merged = schedule != "dualpipe"
+    merged = schedule != "dualpipe" and not loss_meets
     stage, chunk = np.empty((2, ways, count), dtype=np.int64)
     at_stage, at_chunk = np.indices(table.shape)
     way = at_chunk if ways == 2 else np.zeros_like(at_chunk)

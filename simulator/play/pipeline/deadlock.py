@@ -50,6 +50,11 @@ def _blocker(program: Program, finished: Bools, position: Ints, operation: int) 
     if program.extras is not None:
         feeds = program.extras.feeds
         inputs += feeds.before[feeds.after == operation].tolist()
+    if program.loss is not None and operation // program.units == program.chain.virtual_stages:
+        loss = program.loss
+        inputs += (
+            loss.last_forward + np.flatnonzero(loss.meeting == loss.meeting[operation % program.units])
+        ).tolist()
     missing = [number for number in inputs if not finished[number]]
     assert missing, "an operation with all its parties did not start"
     senders = _members(program, missing[0])

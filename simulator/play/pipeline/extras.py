@@ -132,7 +132,7 @@ def make_extras(program: Program, parts: Parts) -> Extras:
         part_wait_s = part_work_s + exchanges.gaps_s(size, seconds)
         feeds = exchanges.feeds(parts.operation, seconds)
     hidden_s = np.zeros(size)
-    if not chain.merged:
+    if costs.schedule == "dualpipe":
         _add_unsplit_weights(program, parts)
         hidden_s = _overlap_pairs(program, parts)
         forward = np.flatnonzero(parts.paired)[::2]  # its result leaves at the end of its pair

@@ -27,6 +27,7 @@ from hdpsim.simulator.play.meetings import Meetings, meetings_of
 from .chain import Chain, make_chain
 from .durations import Durations
 from .extras import Extras, make_extras
+from .loss_meetings import LossMeetings
 from .parts import Parts, pipeline_parts
 
 
@@ -44,7 +45,8 @@ class Program:
     operation_s: Floats
     """Duration of each operation, the slowest member's."""
     parties: Ints
-    """What each operation waits for: its members, one for its predecessor in the chain, one for each feed."""
+    """What each operation waits for: its members, one for its predecessor in the chain, one for each feed, and one for
+    the others at a loss."""
     result_delay_s: Floats
     """By operation: from its end to the arrival of its result at the next one of its chain."""
     part_operation: Ints
@@ -54,9 +56,11 @@ class Program:
     part_own_s: Floats | None
     """The duration each part would have without slower members; None = operation_s."""
     unit_entries: Ints
-    """Without a pipeline: the entry at which each part of part_operation starts; else empty."""
+    """Where a micro-batch is one operation: the entry at which each part of part_operation starts; else empty."""
     extras: Extras | None
     """What only some schedules have."""
+    loss: LossMeetings | None = None
+    """Of ranks that average the loss of every micro-batch."""
     met: Meetings | None = None
     """Of ranks that meet in every layer: whose meetings the units are."""
     given: tuple[Plan, StepCosts, Noise | None] | None = None
@@ -114,7 +118,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     if met is not None:
         plan, costs, noise = met.plan, met.costs, met.noise
     count = plan.micro_batches
-    chain = make_chain(costs.schedule, costs.stages, costs.chunks)
+    chain = make_chain(costs.schedule, costs.stages, costs.chunks, loss_meets=costs.loss_meets)
     entries = plan.entries
     way = _ways(plan, entries, costs.stages) if len(chain.stage) > 1 else None
     times = Durations.of(costs, chain, entries, way, noise)
@@ -123,9 +127,12 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     parties = (plan.group_size + has_input[:, None]).ravel()
     result_delay_s = np.outer(chain.sends, costs.transfer_s).ravel()
     unit_entries = np.zeros(0, dtype=np.int64)
+    loss = LossMeetings.of(entries, count, chain.virtual_stages) if costs.loss_meets and count else None
+    if loss is not None:
+        parties[loss.last_forward + count : loss.last_forward + 2 * count] += 1
     parts: Parts | None = None
     part_own_s: Floats | None = None
-    if chain.virtual_stages == 1:
+    if chain.links == 1:
         unit_entries = _merge_unshared(plan.group_size, entries)
         part_operation = entries.micro_batch[unit_entries]
         part_offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
@@ -155,6 +162,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         part_own_s=part_own_s,
         unit_entries=unit_entries,
         extras=None,
+        loss=loss,
         met=met,
         given=None if met is None else given,
     )

@@ -54,12 +54,12 @@ def run_lone_ranks(costs: StepCosts, counts: list[int]) -> Execution:
     return booked(costs, end, stage_s[:, :, None] * np.array(counts))
 
 
-def booked(costs: StepCosts, end: StepEnd, term_s: Floats) -> Execution:
+def booked(costs: StepCosts, end: StepEnd, term_s: Floats, wait_group_s: Floats | float = 0.0) -> Execution:
     """The accounts of ranks that share nothing: what a stage does not compute from its opening on it waits."""
     opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s + end.begin_s
-    waited_s = end.done_s - opening_s[:, None] - term_s.sum(axis=0)
+    waited_s = end.done_s - opening_s[:, None] - term_s.sum(axis=0) - wait_group_s
     waited_s[waited_s < ROUNDING * end.done_s] = 0.0
-    return book(costs, end, term_s, waited_s, 0.0)
+    return book(costs, end, term_s, waited_s, wait_group_s)
 
 
 def lone_step_end(costs: StepCosts, count: int) -> StepEnd:

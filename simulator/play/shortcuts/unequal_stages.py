@@ -50,6 +50,9 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
     opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s
     end_s = np.empty((costs.stages + 1 + len(turns.steps), plan.ranks))
     end_s[: costs.stages], end_s[costs.stages] = opening_s[:, None], 0.0
+    wait_group_s = np.zeros((costs.stages, plan.ranks))
+    last = chain.virtual_stages - 1 if costs.loss_meets else -1
+    last_forward_s = costs.forward_s[kinds[-1], 0] * forward[stage[-1]]
     hold_s = float(costs.transfer_s[0])
     ordered = zip(turns.steps, turns.held or repeat((0.0, [])), strict=False)
     for place, ((before, source, link), (transfers, others)) in enumerate(ordered, costs.stages + 1):
@@ -58,10 +61,15 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
         for other in others:
             np.maximum(start_s, end_s[other] + hold_s, out=start_s)
         np.add(start_s, link_s[link], out=end_s[place])
+        if link == last:
+            came_s = start_s + last_forward_s
+            late_s = came_s.max() - came_s
+            wait_group_s[stage[-1]] += late_s
+            end_s[place] += late_s
     end = StepEnd.after(end_s[turns.last], costs.epilogue, np.zeros(costs.stages), stage_by_stage=False)
     forward_s, backward_s = (
         terms_s[:, costs.kind, 0].sum(axis=2)[:, :, None]  # [terms, stages, 1]
         for terms_s in (costs.forward_terms_s, costs.backward_terms_s)
     )
     term_s: Floats = count * (forward_s * forward + backward_s * backward)
-    return booked(costs, end, term_s)
+    return booked(costs, end, term_s, wait_group_s)
