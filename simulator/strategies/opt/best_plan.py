@@ -25,13 +25,17 @@ from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.static_mesh import divisors, mesh_drafts
-from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm
+from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_drafts
+from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm, work_s
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Packs of a rank that are considered: each of a share of the tokens that a rank gets on average."""
 CONTEXT_SHARES = (1, 2, 4, 8)
 """Parts of the context that are considered as packs, too: sizes that do not depend on what memory allows."""
+ALIKE = 0.9
+"""Sizes this close make much the same plans."""
+FEW_TOKENS = 0.02
+"""Share of the tokens in packs below which their size does not matter."""
 SMALL = 4096
 """Sequences and ranks up to which planning once more takes some milliseconds.
 
@@ -40,9 +44,8 @@ them), and took two to fifteen times as long to plan.
 """
 FEW = 1024
 """Sequences up to which Megatron-Core's schedulers, in pure Python, take some hundredths of a second."""
-LOOKED_AT, PLANNED = 24, (12, 4)
-"""Sizes of packs whose ideal step is worked out at most, and that are planned at most: of a large batch few, and none
-after one that is balanced."""
+PLANNED = (12, 4)
+"""Sizes of packs that are planned at most: of a large batch few, and none after one that is balanced."""
 SHARING_SAVES = 0.9
 """Work on the best groups over that on one rank, at least: tiles and short kernels fit better or worse."""
 UNBALANCED = 1.1
@@ -65,17 +68,20 @@ def plan_best(problem: PlanningProblem) -> Plan:
     if thorough or problem.meets:
         contest.judge()
     if thorough and len(problem.lengths) <= 2 * SMALL:
-        longest, capacity = int(problem.lengths.max()), problem.capacity_tokens
-        for degree in divisors(problem.ranks, -(-longest // capacity), problem.most_ranks):
-            filled = plan_equal_work(problem, degree, degree * capacity)
-            contest.enter(filled, filled.makespan_s * NEARLY)
+        for degree in likely_degrees(problem, contest.end_s):
+            work = work_s(problem, degree)
+            if work.sum() * degree / problem.ranks * NEARLY < contest.end_s:
+                filled = plan_equal_work(problem, degree, degree * problem.capacity_tokens, work)
+                contest.enter(filled, filled.makespan_s * NEARLY)
     targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
+    lost = WORTH_IT  # of many sequences about as much by plans of all sizes
     for target in targets[: PLANNED[not small]]:
-        if target.step_s * WORTH_IT < contest.end_s:
+        if target.step_s * lost < contest.end_s:
             other = balanced_draft(replace(target.problem, quick=not small))
             contest.enter(other.plan(), other.end_s * NEARLY)
             if not small and other.end_s <= UNBALANCED * target.step_s:
                 break
+            lost = WORTH_IT if small else other.end_s / target.step_s * NEARLY
     for mesh in mesh_drafts(problem, contest.end_s):
         least_s = mesh.least_s * (NEARLY if problem.meets else 1.0)
         if least_s < contest.end_s:
@@ -126,7 +132,7 @@ class _Target:
 
 def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
     """Sizes of packs below the capacity whose ideal step is below *below_s*, the shortest first."""
-    mean = int(problem.lengths.sum()) / problem.ranks
+    mean = float(problem.lengths.sum()) / problem.ranks
     sizes = {int(np.ceil(mean / slots)) for slots in SLOTS}
     sizes |= {problem.context_tokens // share for share in CONTEXT_SHARES} - {0}
     alone_s = problem.cost.sequence_s(problem.lengths, 1, 0)
@@ -148,11 +154,15 @@ def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
             likely.append(
                 (at_best_s + problem.bubble_weight * usual, -size, smaller, usual, short_s, at_best_s)
             )
-        if not packs:  # smaller packs are none either
+        if packs * size < FEW_TOKENS * mean * problem.ranks:  # smaller packs hardly change anything
             break
     likely.sort(key=lambda entry: entry[:2])
-    targets = []
-    for *_, smaller, usual, short_s, at_best_s in likely[:LOOKED_AT]:
+    targets: list[_Target] = []
+    kept: list[int] = []
+    for _, size, smaller, usual, short_s, at_best_s in likely:
+        if any(ALIKE < size / other < 1.0 / ALIKE for other in kept):
+            continue
+        kept.append(size)
         step_s, _ = ideal_step_s(smaller, LongSequences(smaller), usual, short_s, at_best_s * SHARING_SAVES)
         if step_s < below_s:
             targets.append(_Target(smaller, step_s))

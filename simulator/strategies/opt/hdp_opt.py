@@ -64,7 +64,7 @@ WORTH_IT = 1.002
 REHEARSALS = 4
 """How often a draft is rehearsed at most; after each time ranks that end late give micro-batches to others."""
 AS_PLANNED = 1.001
-"""A draft that ends this close to what whole micro-batches allow ends the search."""
+"""What is this close to a bound has reached it: a draft what whole micro-batches allow, a step its longest sequence."""
 SMALL = 1e-9
 FLOOR_SHARES = (0.25, 0.8)
 """Least time of a micro-batch over the time of a full one: below, sequences are dealt, above, packs; both between."""
@@ -220,7 +220,9 @@ def _place_long(
     single = (choice.size == 1) & (problem.stages == 1)
     gangs, singles = np.flatnonzero(~single), np.flatnonzero(single)
     apart_s = problem.sequence_s(long.tokens[gangs], choice.size[gangs], least_tier=1)
-    deadline_s = choice.step_s * slack
+    # No gang may end later than the longest sequence where that alone decides when the step ends.
+    alone_s = float(choice.time_s.max(initial=0.0)) * (1.0 + weight)
+    deadline_s = alone_s if choice.step_s <= alone_s * AS_PLANNED else choice.step_s * slack
     members, slots, taken_s = place_gangs(
         problem, loads, choice.size[gangs], choice.time_s[gangs], apart_s, deadline_s
     )

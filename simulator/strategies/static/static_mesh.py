@@ -43,6 +43,18 @@ def divisors(number: int, least: int, most: int) -> list[int]:
     return [divisor for divisor in every if least <= divisor <= most]
 
 
+def likely_degrees(problem: PlanningProblem, below_s: float) -> list[int]:
+    """Sizes of equal groups that hold the longest sequence whole and take it through all stages before *below_s*."""
+    longest = int(problem.lengths.max())
+    degrees = divisors(problem.ranks, -(-longest // problem.capacity_tokens), problem.most_ranks)
+    alone_s = problem.sequence_s(np.full(len(degrees), longest), degrees)
+    return [
+        degree
+        for degree, time_s in zip(degrees, alone_s.tolist(), strict=True)
+        if time_s * (1.0 + NEARLY * problem.bubble_weight) < below_s
+    ]
+
+
 def mesh_degrees(problem: PlanningProblem) -> list[int]:
     """Context-parallel degrees the mesh may have: the one asked for, else every divisor of the ranks that fits."""
     needed = -(-problem.context_tokens // problem.capacity_tokens)
@@ -272,7 +284,7 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
     packings = ((QUICK_PACKING,) if problem.quick else WHOLE_PACKINGS) + cut
     drafts = []
     needed = -(-int(problem.lengths.max()) // problem.capacity_tokens)
-    for degree in divisors(ranks, needed, problem.most_ranks):
+    for degree in likely_degrees(problem, np.inf if cut else below_s):
         full = min(problem.context_tokens, degree * problem.capacity_tokens)
         fewest = -(-int(problem.lengths.sum()) // full)
         seen: list[MeshPacks] = []

@@ -28,13 +28,13 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
     Ignored: outlier queues that keep long documents for later batches (a plan places every token of its batch).
     Source: WLB-LLM, arXiv 2503.17924, section 4.
     """
-    return plan_equal_work(problem, mesh_degrees(problem)[0], problem.context_tokens)
+    degree = mesh_degrees(problem)[0]
+    return plan_equal_work(problem, degree, problem.context_tokens, work_s(problem, degree))
 
 
-def plan_equal_work(problem: PlanningProblem, degree: int, pack_tokens: int) -> Plan:
-    """The same for groups of *degree* ranks and packs of *pack_tokens* on average at most."""
+def plan_equal_work(problem: PlanningProblem, degree: int, pack_tokens: int, work: Floats) -> Plan:
+    """The same for groups of *degree* ranks, which take *work*, and packs of *pack_tokens* on average at most."""
     groups, most = problem.ranks // degree, degree * problem.capacity_tokens
-    work = _work_s(problem, degree)
     rounds = -(-int(problem.lengths.sum()) // (groups * pack_tokens))
     pack = fitting_packs(problem.lengths, work, groups * rounds, groups, most)
     plan = plan_given_packs(problem, pack, degree)
@@ -43,13 +43,13 @@ def plan_equal_work(problem: PlanningProblem, degree: int, pack_tokens: int) -> 
     return replace(plan, capacity_tokens=problem.capacity_tokens, makespan_s=float(busiest_s), notes=notes)
 
 
-def _work_s(problem: PlanningProblem, degree: int) -> Floats:
+def work_s(problem: PlanningProblem, degree: int) -> Floats:
     """Work of every sequence on a group of *degree* neighbouring ranks."""
     tokens = problem.lengths.astype(np.float64)
     sizes = np.full_like(tokens, degree)
     tiers = np.broadcast_to(problem.compact_tier(degree), tokens.shape)
-    work_s = problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree
-    return np.asarray(work_s if problem.error is None else work_s * problem.error.factors(tokens))
+    work = problem.cost.sequence_s(tokens, sizes, tiers) + problem.token_s * tokens / degree
+    return np.asarray(work if problem.error is None else work * problem.error.factors(tokens))
 
 
 def fitting_packs(lengths: Ints, work: Floats, packs: int, more: int, most_tokens: int) -> Ints:

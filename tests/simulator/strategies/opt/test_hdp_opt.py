@@ -208,6 +208,13 @@ def test_no_draft_that_is_left_out_ends_earlier(lengths: list[int], tp: int):
     assert thorough.makespan_s <= plan.makespan_s <= thorough.makespan_s * 1.001
 
 
+def test_nobody_ends_later_than_the_sequence_that_alone_decides():
+    # Four stages: the longest takes 4 t. Gangs of 1 ms behind it would be in time by the 1 % that others may be late.
+    lengths = [65_536, *[1100, 1300, 1500, 1700] * 20, *[700] * 20]
+    draft = balanced_draft(problem_of(small_setup(nodes=40, context=65_536, layout=Layout(pp=4)), lengths))
+    assert draft.end_s == pytest.approx(4.0 * draft.choice.time_s.max(), rel=1e-9)
+
+
 def test_whole_micro_batches_bound_the_end():
     # 40 packs and 3 sequences of two to four places on 16 ranks of one stage: 43 or more places, 3 or more a rank.
     one = problem_of(small_setup(context=4096, cal=FLOOR), [1024] * 40 + [4096] * 3)

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +17,12 @@ from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.plan_micro_batches import distinct_micro_batches, plan_micro_batches
 from hdpsim.simulator.planning import plan_batch, settled_degree
 from hdpsim.simulator.play.replay import run_replay
-from hdpsim.simulator.setup import Packing, StrategyName
+from hdpsim.simulator.setup import Packing, StrategyName, StrategyOptions
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.registry import make_plan
 from hdpsim.simulator.strategies.static.packing import pack
-from hdpsim.simulator.strategies.static.static_mesh import mesh_degrees, plan_static
+from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_degrees, plan_static
 
 
 def problem(
@@ -295,3 +296,19 @@ def test_a_mesh_that_only_fits_without_sharing_is_found():
     assert simulate_step(tight, [1024] * 64).memory.fits
     later = simulate_step(tight, [512] * 64, mesh_degree=settled_degree(tight, [1024] * 64))
     assert later.memory.fits
+
+
+@settings(max_examples=5, deadline=None)
+@given(tasks(), st.floats(0.2, 1.0))
+def test_no_mesh_of_a_degree_that_is_left_out_ends_in_time(task: Task, share: float):
+    # The longest sequence alone, on a group that holds it, by the planner's times of the slowest stage.
+    longest = int(task.lengths.max())
+    setup = replace(
+        task.setup, context_tokens=longest, strategy=StrategyOptions(name="static", padding=False)
+    )
+    problem = problem_of(setup, [longest])
+    below_s = share * float(problem.sequence_s([longest], [1])[0]) * problem.stages
+    for degree in set(likely_degrees(problem, np.inf)) - set(likely_degrees(problem, below_s)):
+        mesh = replace(setup, layout=setup.layout.changed(cp=degree))
+        with suppress(InfeasibleError):  # DualPipe wants more micro-batches
+            assert simulate_step(mesh, [longest]).step_s >= below_s * (1.0 - 1e-9)
