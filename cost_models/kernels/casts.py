@@ -133,18 +133,25 @@ def scale_updates_s(layout: Layout) -> float:
 def maxima_s(layout: Layout, collectives: Collectives, layers: int) -> float:
     """Agreeing on the maxima of *layers* after one pass, forward or backward.
 
-        t = AR(bytes, ranks of the stage) + AR(bytes, tensor-parallel group)      bytes = 4 x 12 per layer
+        t = AR(bytes, GPUs of the stage)                                          bytes = 4 x 12 per layer
+        t = AR(bytes, ranks of the stage) + AR(bytes, tensor-parallel group)      with separate_scale_updates
 
     Counted: latencies; three tensors (input, weight, output or gradient) of each of a layer's four products.
     Ignored: ranks that arrive late, beyond the slowest GPU's pace that all of them keep anyway.
-    Source: NVIDIA/TransformerEngine, pytorch/fp8.py before version 1.4 (global_amax_reduction at every fp8_autocast
-    over fp8_group, the data-parallel ranks, then over the tensor-parallel group; async_op=False unless
-    NVTE_ASYNC_AMAX_REDUCTION); NVIDIA/NeMo, megatron/transformer.py (one fp8_autocast around a chunk's layers).
+    Source: NVIDIA/TransformerEngine, pytorch/fp8.py (since version 1.4 fp8_autocast_exit and the backward of the first
+    module call reduce_and_update_fp8_tensors: all_reduce with async_op=False over fp8_group; before that
+    global_amax_reduction over the data-parallel ranks, then over the tensor-parallel group); NVIDIA/Megatron-LM,
+    transformer_block.py (one fp8_autocast around a chunk's layers), parallel_state.py (get_amax_reduction_group: TP x
+    DP x CP by default).
     """
     if not (layout.precision.blocking_maxima and delayed_scales(layout)):
         return 0.0
+    tp, stride = layout.parallel.tp, layout.parallel.rank_stride
     ranks = layout.parallel.ranks(collectives.fabric.cluster.gpus)
-    groups = (collectives.group(ranks, layout.parallel.rank_stride), collectives.group(layout.parallel.tp))
+    if layout.precision.separate_scale_updates:
+        groups = [collectives.group(ranks, stride), collectives.group(tp)]
+    else:
+        groups = [collectives.group(ranks * tp, stride // tp)]
     return sum(float(collectives.all_reduce_s(MAXIMA_BYTES * layers, group)) for group in groups)
 
 

@@ -241,8 +241,8 @@ class Precision(Group):
     """Delayed scales of fp8 are updated in every pass of a layer, module by module, by an operation per kernel
     (Transformer Engine before 1.4)."""
     blocking_maxima: bool = switch(False, needs=(needs.DELAYED_SCALES,))
-    """Delayed scales of fp8: after every pass of a stage's layers all ranks agree on the largest elements that it saw,
-    and work waits for it (Transformer Engine before 1.4); off: once a step, or beside the work."""
+    """Delayed scales of fp8: after every pass of a stage's layers all its GPUs agree on the largest elements that it
+    saw, and work waits for it (Transformer Engine's default); off: once a step, or beside the work."""
     bf16_layers: Share = switch(0.0, needs=(needs.NARROW,))
     """Share of the layers whose products stay in BF16, as recipes keep the first or last ones; a layer of each kind
     takes the mean of both."""

@@ -84,12 +84,16 @@ class TestBlockingMaxima:
         cluster = catalog.cluster_of(catalog.node("hgx-h100-80gb"), 256)
         return Collectives(FabricModel(cluster, calibration("hopper").network))
 
-    def test_two_all_reduces_of_48_bytes_a_layer(self, collectives: Collectives) -> None:
-        # 256 GPUs / (4 x 2) = 32 ranks, 4 GPUs apart, and 4 neighbours
-        groups = collectives.group(32, stride=4), collectives.group(4)
-        by_hand = sum(float(collectives.all_reduce_s(48.0 * 12, group)) for group in groups)
-        assert maxima_s(self.LAYOUT, collectives, 12) == pytest.approx(by_hand)
-        assert 20e-6 < by_hand < 150e-6
+    def test_all_reduces_of_48_bytes_a_layer(self, collectives: Collectives) -> None:
+        # 256 GPUs / (4 x 2) = 32 ranks of 4 neighbours; before version 1.4 these ranks, 4 GPUs apart, then neighbours
+        whole, ranks, neighbours = (collectives.group(*shape) for shape in ((128, 1), (32, 4), (4, 1)))
+        once, first, second = (
+            float(collectives.all_reduce_s(48.0 * 12, group)) for group in (whole, ranks, neighbours)
+        )
+        assert maxima_s(self.LAYOUT, collectives, 12) == pytest.approx(once)
+        before = self.LAYOUT.changed(separate_scale_updates=True)
+        assert maxima_s(before, collectives, 12) == pytest.approx(first + second)
+        assert 20e-6 < once < 150e-6
 
     @pytest.mark.parametrize(
         "changes", [{"blocking_maxima": False}, {"precision": "bf16"}, {"fp8_scaling": "tensor"}]
