@@ -13,7 +13,6 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 
 WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
-OPTIMIZER_BYTES = 12.0  # fp32 master weights 4, Adam moments 4 + 4: the same
 _LEVEL = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
@@ -43,7 +42,7 @@ def state_bytes(
 ) -> StateBytes:
     """Weights, gradients and optimizer states on each GPU of a stage.
 
-        bytes per parameter: weights 2, gradients 4 (or 2), optimizer 12; d = ranks that share a copy
+        bytes per parameter: weights 2, gradients 4 (or 2), optimizer optimizer_bytes (12); d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work); 16/d where shards have
         32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d)
@@ -82,7 +81,7 @@ def state_bytes(
         else 0.0
     )
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
-    optimizer = trained * OPTIMIZER_BYTES * spread(1)
+    optimizer = trained * overheads.optimizer_bytes * spread(1)
     kept = WEIGHT_BYTES if level < 3 or overheads.sixteen_bit_shards or model.frozen else 0.0
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,

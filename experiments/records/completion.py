@@ -137,16 +137,16 @@ def _batch(config: RunConfig) -> Filled:
 
 
 def _recompute(config: RunConfig) -> Filled:
-    """Full recomputation where nothing is said and a dense run, which exists, would not fit without.
+    """Full recomputation where nothing is said and a run, which exists, would not fit without.
 
-    Recipes of experts repeat single modules of a layer, which none of the columns holds.
+    Recipes of experts repeat single modules of a layer, which none of the columns holds; PyTorch's FSDP wraps layers.
     """
     if config.recompute is not None:
         return NOTHING
     said = setting_of(Run(config), "recompute")
     if said is not None and said.stack == "record":
         return {"recompute": said.value}, said.words
-    if config.n_experts:
+    if config.n_experts and "FSDP" not in config.framework:
         return NOTHING
     if fits(config) is not False or not fits(replace(config, recompute="full")):
         return NOTHING

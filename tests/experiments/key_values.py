@@ -89,6 +89,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.loose_gradient_bytes": ("0", "2"),
     "memory.gather_buffer_bytes": ("0", "2"),
     "memory.eight_bit_copy_bytes": ("2", "0"),
+    "memory.optimizer_bytes": ("12", "4"),
     "execution.jitter": ("0", "0.1"),
     "execution.node_jitter": ("0", "0.1"),
     "execution.step_jitter": ("0", "0.1"),

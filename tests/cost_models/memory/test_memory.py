@@ -173,6 +173,16 @@ def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
     assert states.on_host == pytest.approx(12 / 64 * count)
 
 
+@pytest.mark.parametrize("per_parameter", [4.0, 8.0])
+def test_optimizer_states_in_16_bits(per_parameter: float) -> None:
+    model = catalog.model("llama-2-7b")
+    states = state_bytes(
+        model, Layout(sharding="zero3"), 64, 0, MemoryOverheads(optimizer_bytes=per_parameter)
+    )
+    kept = 2 + 4 + per_parameter  # 16-bit weights, gradients
+    assert states.total - states.gathered == pytest.approx(kept / 64 * parameters(model).total)
+
+
 def test_experts_are_sharded_over_fewer_copies() -> None:
     model = catalog.model("mixtral-8x7b")
     layout = Layout(tp=2, ep=8)

@@ -71,6 +71,10 @@ def test_a_run_that_would_not_fit_otherwise_recomputes() -> None:
     # What the source says itself is believed; how it counts FLOP is not that.
     assert words not in predict(replace(tight, notes="bf16; no activation checkpointing")).assumptions
     assert words in predict(replace(tight, notes="MFU convention: 6 N, no recompute")).assumptions
+    # Megatron repeats single modules of mixtures; PyTorch's FSDP wraps whole layers.
+    mixture = replace(tight, n_experts=8, topk=2, ep=1, seq_len=65536, zero_stage="fsdp")
+    assert words not in predict(replace(mixture, framework="Megatron-LM")).assumptions
+    assert words in predict(replace(mixture, framework="NeMo AutoModel (FSDP2)")).assumptions
 
 
 def test_a_contradicted_name_gives_no_shape() -> None:
