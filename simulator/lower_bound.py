@@ -29,6 +29,8 @@ RATE_CLOSE = 2e-3
 """How closely the best rate is looked for: so much lower is what is taken for it."""
 PARTS = 8
 """A stretch of sizes that may hold the best rate is cut into so many."""
+LARGEST = 20
+"""PARTS to its power is more tokens than any micro-batch has, and still an integer of 64 bits."""
 
 
 def lower_bound_s(setup: Setup, lengths: ArrayLike) -> float:
@@ -265,20 +267,25 @@ def least_rate_s(seconds: Callable[[Ints], Floats], most_tokens: int) -> Floats:
     """[S]: least seconds per token of micro-batches of 1 to *most_tokens*, up to RATE_CLOSE lower.
 
     *seconds* [S, n] grows with tokens: so the time of the first size of a stretch over the tokens of the last is below
-    all its rates. Stretches that may hold the best rate are cut into parts until none is left.
+    all its rates. Stretches that may hold the best rate are cut into parts until none is left. They are cut at the same
+    sizes whatever the most: layouts that price layers alike then ask for the same sizes, which were priced before.
     """
-    low, high = np.array([1]), np.array([most_tokens])
+    low = PARTS ** np.arange(LARGEST)
+    low = low[low <= most_tokens]
+    high = PARTS * low - 1
     best: Floats | None = None
     while True:
-        ends_s = seconds(np.concatenate((low, high)))
+        last = np.minimum(high, most_tokens)
+        ends_s = seconds(np.concatenate((low, last)))
         first_s, last_s = ends_s[:, : len(low)], ends_s[:, len(low) :]
-        rate_s = np.minimum((first_s / low).min(axis=1), (last_s / high).min(axis=1))
+        rate_s = np.minimum((first_s / low).min(axis=1), (last_s / last).min(axis=1))
         best = rate_s if best is None else np.minimum(best, rate_s)
         least = best * (1.0 - RATE_CLOSE)
-        undecided = (first_s / high < least[:, None]).any(axis=0) & (high > low)
+        undecided = (first_s / last < least[:, None]).any(axis=0) & (last > low)
         if not undecided.any():
             return np.asarray(least)
         low, high = _parts(low[undecided], high[undecided])
+        low, high = low[low <= most_tokens], high[low <= most_tokens]
 
 
 def _parts(low: Ints, high: Ints) -> tuple[Ints, Ints]:

@@ -45,6 +45,23 @@ def capacity_tokens(setup: Setup) -> int:
     return min(allowed, -(-setup.context_tokens // layout.parallel.tp) * layout.parallel.tp)
 
 
+def tokens_with_headroom(setup: Setup, headroom: float) -> int:
+    """The rank capacity that memory allows if it has to suffice for a share *headroom* more than is predicted.
+
+    Raises:
+        OutOfMemoryError: even the smallest one does not fit.
+    """
+    overheads, hbm_bytes = setup.memory.overheads, setup.cluster.gpu.hbm_bytes
+    kept_free = overheads.cuda_context_bytes + hbm_bytes * headroom / (1.0 + headroom)
+    return capacity_tokens(
+        replace(
+            setup,
+            layout=setup.layout.changed(rank_capacity_tokens=None),
+            memory=replace(setup.memory, overheads=replace(overheads, cuda_context_bytes=kept_free)),
+        )
+    )
+
+
 def _allowed_tokens(setup: Setup, group_ranks: int | None) -> int:
     """What memory allows on a rank of a group of so many ranks (None: whose tokens take the same in all groups)."""
     return rank_capacity_tokens(

@@ -129,6 +129,10 @@ class MemoryReport:
         """Whether GPU and host memory suffice."""
         return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
 
+    def is_tight(self, headroom: float) -> bool:
+        """Whether the GPU's memory would not suffice for what is predicted and a share *headroom* of it."""
+        return self.total_bytes * (1.0 + headroom) > self.capacity_bytes
+
 
 def largest_parts(parts: Mapping[str, float], most: int = 4) -> str:
     """The largest parts of a memory in GiB, such as `activations 41.9, optimizer 6.2, weights 4.1`."""

@@ -65,7 +65,7 @@ TERM_ROWS = {name: row for row, name in enumerate(TERMS)}
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
 SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform steps there are few
 TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a megabyte each
-TABLE_SIZE = 16384  # numbers of tokens
+TABLE_SIZE = 32768  # numbers of tokens
 R = TypeVar("R")
 V = TypeVar("V", float, Floats)
 

@@ -223,7 +223,7 @@ def new(out: str | None, **given: str | None) -> None:
 
     What options answer is not asked.
     """
-    from hdpsim.experiments.bands.memory_fit import fits_words
+    from hdpsim.experiments.bands.memory_fit import fits_words, shipped_margin
     from hdpsim.experiments.other_tools.new import QUESTIONS, answered, new_scenario, says_it_all
     from hdpsim.experiments.output.amounts import memory_of
     from hdpsim.experiments.output.files.out_file import write_whole
@@ -235,14 +235,15 @@ def new(out: str | None, **given: str | None) -> None:
             answers |= answered(question, " ".join(value for value in values if value))
         else:
             answers |= _asked(question, f"{number}/{len(QUESTIONS)}", values)
-    text, scenario, memory = new_scenario(answers, "new" if out is None else Path(out).stem)
+    name = "new" if out is None else Path(out).stem
+    text, scenario, memory = new_scenario(answers, name, shipped_margin().headroom)
     if out is None:
         say(text, nl=False)
         return
     write_whole(out, text, "scenario")
     parallel, gpus = scenario.layout.parallel, scenario.cluster.gpus
     say(f"wrote {out}: {scenario.model.name} on {gpus:,} GPUs fits with TP {parallel.tp}, PP {parallel.pp}")
-    say(f"memory: {memory_of(memory)}; it {fits_words(memory)} probability (hdpsim plan leaves some free)")
+    say(f"memory: {memory_of(memory)}; it {fits_words(memory)} probability (the headroom of hdpsim plan)")
     say(f"next: hdpsim simulate {out}")
 
 

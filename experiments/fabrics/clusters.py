@@ -10,7 +10,7 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.documents import cluster_document
 from hdpsim.cost_models.reading.fields import Problems
-from hdpsim.errors import UserInputError
+from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.scenario.overrides import apply_overrides
 from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource, load_scenario, scenario_names
 from hdpsim.quoting import did_you_mean
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 
 def named_cluster(
-    source: ScenarioSource, overrides: tuple[str, ...] = ()
+    source: ScenarioSource, overrides: tuple[str, ...] = (), *, flows: bool = False
 ) -> tuple[Cluster, NetworkCalibration]:
     """The cluster of that name or file, or the one of a scenario, with its network's calibration.
 
     *overrides*: changes of the scenario's keys; of a cluster only those below `cluster`.
+    *flows*: keys that need execution.network = flows are welcome, whatever network the scenario has.
     """
     if isinstance(source, Scenario | Mapping):
-        scenario = load_scenario(source, overrides)
+        scenario = _scenario(source, overrides, flows=flows)
         return scenario.cluster, scenario.calibration.network
     path = Path(source)
     if path.is_file():
@@ -43,7 +44,7 @@ def named_cluster(
         cluster = _changed(catalog.cluster(str(source)), overrides)
         return cluster, calibration(cluster.gpu.calibration).network
     if path.exists() or source in scenario_names():
-        scenario = load_scenario(source, overrides)
+        scenario = _scenario(source, overrides, flows=flows)
         return scenario.cluster, scenario.calibration.network
     names = catalog.names("cluster")
     hint = did_you_mean(str(source), (*scenario_names(), *names))
@@ -51,6 +52,15 @@ def named_cluster(
         f"{source}: no such file, scenario or cluster{hint}; scenarios: {', '.join(scenario_names())}; "
         f"clusters: {', '.join(names)}"
     )
+
+
+def _scenario(source: ScenarioSource, overrides: tuple[str, ...], *, flows: bool) -> Scenario:
+    try:
+        return load_scenario(source, overrides)
+    except ScenarioError:
+        if not flows:
+            raise
+        return load_scenario(source, (*overrides, "execution.network=flows"))
 
 
 def _changed(cluster: Cluster, overrides: tuple[str, ...]) -> Cluster:

@@ -148,6 +148,11 @@ def _form_of(path: str, text: str) -> str:
             )
         nemo = sections & {"trainer", "exp_manager", "optim", "strategy"}
         return "nemo" if nemo else "bridge"
+    if tool(FORMATS["megatron"]).names.isdisjoint(re.findall(r"--([\w-]+)", text)):
+        raise UserInputError(
+            f"{path}: is no configuration: it holds no option of Megatron-LM. Import reads scripts and flags of "
+            "Megatron-LM, YAML of NeMo and Megatron-Bridge, TOML of torchtitan, and config.json of Hugging Face"
+        )
     return "megatron"
 
 

@@ -14,13 +14,14 @@ from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.other_tools.machines import machine
 from hdpsim.experiments.other_tools.scenario_text import scenario_text
 from hdpsim.experiments.other_tools.shapes import named_model
+from hdpsim.experiments.output.amounts import memory_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.choice import read_software
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.step_memory import capacity_tokens
+from hdpsim.simulator.step_memory import capacity_tokens, tokens_with_headroom
 from hdpsim.traces import load_distribution, load_source, shipped_distributions, shipped_traces
 
 if TYPE_CHECKING:
@@ -179,8 +180,10 @@ def answered(question: Question, given: str) -> Answer:
         raise UserInputError(f"{' '.join(question.options)}: {error}") from None
 
 
-def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario, MemoryReport]:
+def new_scenario(answers: Answer, name: str, headroom: float) -> tuple[str, Scenario, MemoryReport]:
     """A commented scenario file of the answers, what it says, and the memory that its first batch needs.
+
+    Memory suffices for a share *headroom* more than is predicted.
 
     Raises:
         InfeasibleError: no layout of those that are tried fits into memory; it says what each lacked.
@@ -195,7 +198,7 @@ def new_scenario(answers: Answer, name: str) -> tuple[str, Scenario, MemoryRepor
     framework = str(answers.get("software", "")).partition(" ")[0].lower()
     equal, shards = "data.lengths" in answers, framework in _SHARD_PARAMETERS
     document["strategy"] = {"name": "static" if equal or shards else "hdp-opt"}
-    layout, scenario, memory = _fitting(document, "zero3" if shards else "zero1", name)
+    layout, scenario, memory = _fitting(document, "zero3" if shards else "zero1", name, headroom)
     ordered = {key: document[key] for key in ("model", "cluster", "gpus", "software") if document.get(key)}
     ordered |= {"layout": layout, "data": document["data"], "strategy": document["strategy"]}
     head = [
@@ -214,6 +217,7 @@ _COMMENTS = {
     "layout.pp": "pipeline stages",
     "layout.ep": "GPUs over which experts are spread",
     "layout.sharding": "zero3 is FSDP",
+    "layout.rank_capacity": "what memory allows with some left free",
     "layout.recompute": "none, selective, full",
     "data.trace": "recorded lengths",
     "data.distribution": "lengths drawn from shares",
@@ -225,7 +229,7 @@ _COMMENTS = {
 
 
 def _fitting(
-    document: Mapping[str, Any], sharding: str, name: str
+    document: Mapping[str, Any], sharding: str, name: str, headroom: float
 ) -> tuple[dict[str, Any], Scenario, MemoryReport]:
     """The first layout that holds the batch, fewest GPUs a model first, the scenario that has it, and its memory."""
     lengths = None
@@ -239,13 +243,19 @@ def _fitting(
         tried += 1
         try:
             setup = scenario.setup()
-            capacity = capacity_tokens(setup)
+            capacity = tokens_with_headroom(setup, headroom)
             if capacity < min(_LEAST_TOKENS, setup.context_tokens):
                 closest = f"a rank would hold {capacity} tokens only"
                 continue
+            if not setup.strategy.has_one_mesh and capacity < capacity_tokens(setup):
+                layout |= {"rank_capacity": f"{capacity} tokens"}
+                scenario = resolve_scenario({**document, "layout": layout}, default_name=name, folder=Path())
             lengths = scenario.draw(1).lengths[0] if lengths is None else lengths
             simulated += 1
-            return layout, scenario, simulate_step(setup, lengths).memory
+            memory = simulate_step(scenario.setup(), lengths).memory
+            if not memory.is_tight(headroom):
+                return layout, scenario, memory
+            closest = f"{memory_of(memory)} are needed, and {headroom:.1%} more are to stay free"
         except InfeasibleError as error:
             closest = str(error)
         if simulated == _MOST_SIMULATED:

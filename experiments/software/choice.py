@@ -14,7 +14,7 @@ from hdpsim.experiments.software.rules import (
 from hdpsim.quoting import did_you_mean
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?: +v?(?P<release>\d+(?:\.\d+)*))?(?P<more> +with .+)?")
-_YEAR = re.compile(r"20\d\d")
+_YEAR = re.compile(r"(19|20)\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,9 @@ def read_software(text: str) -> Software:
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
     release = found["release"] or max(stack.releases, key=release_number)
     of_a_year = _is_year(stack, release)
+    if of_a_year and int(release) < min(stack.releases.values()):
+        years = ", ".join(f"{other} ({year})" for other, year in stack.releases.items())
+        raise ValueError(f"{name} had no release by {release}; known are {years}")
     counting = release_of_year(stack, int(release)) if of_a_year else _known_release(stack, name, release)
     written, words = stack.frameworks[name], found["more"] or ""
     alone = written.split()[0]

@@ -112,7 +112,7 @@ def flows(
     check_whole_number("seed", seed, "seed")
     if top not in range(1, 1001):
         raise UserInputError(f"top must be a whole number from 1 to 1000, got {top}")
-    cluster, network = named_cluster(source, override_texts(overrides))
+    cluster, network = named_cluster(source, override_texts(overrides), flows=True)
     if gpus is not None:
         cluster = cluster_of_size(cluster, gpus)
     try:

@@ -132,12 +132,19 @@ def test_more_work_never_lowers_it():
 @settings(max_examples=60)
 @given(st.integers(1, 3000), st.integers(1, 300), st.floats(0.0, 500.0), st.integers(0, 60))
 def test_the_best_rate_of_all_sizes_is_found(most: int, tile: int, fixed: float, dearer: int):
+    asked: list[int] = []
+
     def seconds(tokens: np.ndarray) -> np.ndarray:
+        asked.extend(tokens.tolist())
         tiles = -(-tokens // tile) * tile
         return np.stack([tiles + fixed, tiles + dearer * (tokens // 100)])
 
     every = np.arange(1, most + 1)
     best = (seconds(every) / every).min(axis=1)
+    asked.clear()
     found = least_rate_s(seconds, most)
     assert (found <= best).all()
     assert found == pytest.approx(best, rel=3e-3)
+    assert set(asked) <= {most, *range(1, most)}
+    stretches = {8**power for power in range(5)}  # cut at the same sizes whatever the most
+    assert {one for one in asked if one in stretches} == {one for one in stretches if one <= most}

@@ -114,10 +114,8 @@ class Sizing:
             plan = plan_campaign(scenario)
         except (InfeasibleError, ScenarioError):
             return math.inf
-        if self.headroom:
-            memory = _memory(scenario, plan)
-            if memory.total_bytes * (1.0 + self.headroom) > memory.capacity_bytes:
-                return math.inf
+        if self.headroom and _memory(scenario, plan).is_tight(self.headroom):
+            return math.inf
         self._plans[gpus] = plan
         seconds = self.goal.tokens / plan.setup.tokens_per_step * plan.setup.step_s
         seconds *= slower_with(self.confidence, _band(scenario), plan.undisturbed.sampling)

@@ -251,7 +251,7 @@ class Question:
 
     def tight(self, report: MemoryReport) -> bool:
         """Whether memory would not suffice for what is predicted and the headroom."""
-        return report.total_bytes * (1.0 + self.headroom) > report.capacity_bytes
+        return report.is_tight(self.headroom)
 
     def prices(self, setup: Setup) -> bool:
         """Whether equal sequences on this setup need no replay."""

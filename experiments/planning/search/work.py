@@ -13,10 +13,10 @@ import numpy as np
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.studies.comparing.compare import mean_accounts
 from hdpsim.experiments.studies.power import power_of
-from hdpsim.simulator.planning import check_strategy, planning_problem, settled_degree
+from hdpsim.simulator.planning import check_strategy, micro_batch_cost, planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_step
-from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of, tokens_with_headroom
 from hdpsim.simulator.strategies.hdp.groups import needed_ratio
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.uniform import price_uniform
@@ -74,7 +74,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
     variants = question.space.variants(
         question.scenario,
         setup,
-        lambda: _capacity(setup, question.headroom),
+        lambda: _room(setup, question.headroom),
         equal=known.equal,
         auto=not question.headroom,
     )
@@ -199,28 +199,20 @@ def _is_tight(question: Question, setup: Setup, lengths: Lengths, longest: int) 
             return False
         packs = -(-int(lengths.sum()) // setup.context_tokens)
         slots = -(-packs // max(1, setup.ranks // cp))
-    report = memory_of(setup, capacity_tokens(setup), micro_batches=slots, sequence_tokens=1)
+    capacity = capacity_tokens(setup)
+    report = memory_of(setup, capacity, micro_batches=slots, sequence_tokens=1)
     check_fits(setup, report)
-    if not setup.strategy.has_one_mesh:
+    most = micro_batch_cost(setup).attention.most_ranks or setup.ranks
+    if not setup.strategy.has_one_mesh and longest > min(setup.ranks, most) * capacity:
         problem = planning_problem(setup, [longest])
         needed_ratio(problem, problem.lengths, np.array([problem.most_ranks]))
     return question.tight(report)
 
 
-def _capacity(setup: Setup, headroom: float) -> int:
+def _room(setup: Setup, headroom: float) -> int:
     """Tokens that memory allows on a rank while its pipeline is full; 0 where even the fewest are too many."""
-    overheads, hbm_bytes = setup.memory.overheads, setup.cluster.gpu.hbm_bytes
-    kept_free = replace(
-        overheads,
-        cuda_context_bytes=overheads.cuda_context_bytes + hbm_bytes * headroom / (1.0 + headroom),
-    )
-    free = replace(
-        setup,
-        layout=setup.layout.changed(rank_capacity_tokens=None),
-        memory=replace(setup.memory, overheads=kept_free),
-    )
     try:
-        return capacity_tokens(free)
+        return tokens_with_headroom(setup, headroom)
     except OutOfMemoryError:
         return 0
 

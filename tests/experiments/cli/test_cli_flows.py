@@ -93,7 +93,8 @@ def test_degraded_and_cut_links() -> None:
 
 
 def test_a_scenario_and_its_text() -> None:
-    result = run("quickstart-8gpu", "--pattern", "ring")
+    degraded = "cluster.fabric.degraded_links=nic-out:0.*=0.5"  # whatever network its steps have
+    result = run("quickstart-8gpu", "--pattern", "ring", "--set", degraded)
     assert result.exit_code == 0, result.output
     assert "Hottest links" in result.stdout
     assert "gpu-out" in result.stdout

@@ -489,3 +489,9 @@ def test_files_of_tools_that_are_not_read_are_named(tmp_path: Path, name: str, t
     (tmp_path / name).write_text(text)
     with pytest.raises(UserInputError, match=f"configuration of {stack}.*--framework {stack}"):
         import_file(str(tmp_path / name))
+
+
+def test_a_text_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# A tool\n\nIt's fast: `tool plan --gpus 8 --budget 60s`\n")
+    with pytest.raises(UserInputError, match="is no configuration: it holds no option of Megatron-LM"):
+        import_file(str(tmp_path / "README.md"))

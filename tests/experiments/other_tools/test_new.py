@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hdpsim
+from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 
@@ -37,7 +38,8 @@ def test_options_make_a_scenario_that_runs(tmp_path: Path) -> None:
     assert scenario.strategy.name == "hdp-opt"
     assert scenario.document["software"] == "megatron-core 0.14"
     assert "# hdpsim catalog models" in out.read_text()
-    assert CliRunner().invoke(cli, ["simulate", str(out), "--batches", "1"]).exit_code == 0
+    memory = hdpsim.simulate(out, batches=1).to_dict()["results"]["memory"]
+    assert memory["total_bytes"] * (1.0 + shipped_margin().headroom) <= memory["capacity_bytes"]
 
 
 def test_questions_are_asked_again_until_they_are_answered(tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_the_end_of_the_input_is_one_message() -> None:
         ({"context": "lots"}, "context"),
         ({"batch": "some"}, "batch"),
         ({"framework": "megatron"}, "unknown software"),
+        ({"framework": "nemo 1999"}, "had no release by 1999; known are 23.08 (2023)"),
     ],
 )
 def test_wrong_options_are_errors(changed: dict[str, str], words: str) -> None:
