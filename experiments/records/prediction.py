@@ -70,6 +70,12 @@ class Prediction:
         return self.rates.get(self.convention)
 
     @property
+    def mfu_pct(self) -> float | None:
+        """That rate over the GPU's peak in the format of the run's products, in percent: what sources call MFU."""
+        rate, peak = self.tflops_per_gpu, self.peak_tflops_per_gpu
+        return None if rate is None or peak is None else 100.0 * rate / peak
+
+    @property
     def peak_mem_gb(self) -> float | None:
         """What the source would have read as the peak, in 1e9 bytes."""
         return None if self.memory is None else self.memory.peak_gb
@@ -154,15 +160,16 @@ def predict_step(
 
 
 def measured_step_s(config: RunConfig, prepared: PreparedRun, measured: Measured) -> float | None:
-    """Seconds of a step as measured: directly, from tokens/s, else from TFLOP/s in the source's convention."""
+    """Seconds of a step as measured: directly, from tokens/s, else from TFLOP/s in the source's convention, or MFU."""
     if measured.measured_step_s is not None:
         return measured.measured_step_s
     tokens_per_s, tflops = _rates(prepared, 1.0)
     if measured.measured_tokens_per_s_per_gpu is not None:
         return tokens_per_s / measured.measured_tokens_per_s_per_gpu
-    if measured.measured_tflops_per_gpu is not None:
-        return tflops[convention_of(config)] / measured.measured_tflops_per_gpu
-    return None
+    rate = measured.measured_tflops_per_gpu
+    if rate is None and measured.measured_mfu_pct is not None:
+        rate = _peak_tflops(prepared) * measured.measured_mfu_pct / 100.0
+    return None if rate is None else tflops[convention_of(config)] / rate
 
 
 def _peak_tflops(prepared: PreparedRun) -> float:

@@ -35,6 +35,7 @@ QUANTITIES = {
     "step_s": "measured_step_s",
     "tokens_per_s_per_gpu": "measured_tokens_per_s_per_gpu",
     "tflops_per_gpu": "measured_tflops_per_gpu",
+    "mfu_pct": "measured_mfu_pct",
 }
 """What a record is judged by, the first that was measured: predicted quantity -> column."""
 

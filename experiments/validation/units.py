@@ -73,14 +73,12 @@ def _contradiction(row: Row) -> Iterator[str]:
         )
 
 
+_RATES = ("measured_step_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu", "measured_mfu_pct")
+
+
 def _measured(row: Row) -> dict[str, tuple[float, float]]:
     """Every measured column of a row that has a prediction, with that prediction."""
-    mfu = row.get("measured_share_of_peak")
-    pairs = {
-        column: (row.get(column), row.get(column.replace("measured", "predicted")))
-        for column in ("measured_step_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu")
-    }
-    pairs["measured_mfu_pct"] = (row.get("measured_mfu_pct"), mfu and 100.0 * mfu)
+    pairs = {column: (row.get(column), row.get(column.replace("measured", "predicted"))) for column in _RATES}
     pairs["peak_mem_gb"] = (row.get("peak_mem_gb"), row.get("predicted_peak_mem_gb"))
     return {name: (said, found) for name, (said, found) in pairs.items() if said and found}
 

@@ -411,6 +411,17 @@ def test_published_tflops_and_tokens_agree_under_the_conventions() -> None:
         assert ours == pytest.approx(theirs, rel=0.003), record.name
 
 
+def test_published_mfu_is_of_the_peak_in_the_format_of_the_products() -> None:
+    wanted = ("llm-foundry-0013", "llm-foundry-0071", "moe-folding-0067")  # the second one in 8 bits
+    for record in (r for r in read_records(shipped_records()) if r.name in wanted):
+        prediction, measured = predict(record.config), record.measured
+        assert None not in (prediction.mfu_pct, prediction.tflops_per_gpu)
+        assert None not in (measured.measured_mfu_pct, measured.measured_tflops_per_gpu)
+        theirs = measured.measured_mfu_pct / measured.measured_tflops_per_gpu  # type: ignore[operator]
+        ours = prediction.mfu_pct / prediction.tflops_per_gpu  # type: ignore[operator]
+        assert ours == pytest.approx(theirs, rel=0.005), record.name
+
+
 @pytest.mark.parametrize(
     ("stated", "convention"),
     [

@@ -13,7 +13,8 @@ from hdpsim.experiments.validation.units import SHOWN, unit_lines
 RIGHT: dict[str, Any] = {
     "record": "mine", "quantity": "step_s", "n_gpus": 64, "gpus_per_node": 8, "seq_len": 8192,
     "global_batch_seqs": 256, "measured_share_of_peak": 0.4, "predicted_step_s": 4.0,
-    "predicted_tokens_per_s_per_gpu": 8192.0, "predicted_tflops_per_gpu": 400.0, "predicted_peak_mem_gb": 50.0,
+    "predicted_tokens_per_s_per_gpu": 8192.0, "predicted_tflops_per_gpu": 400.0, "predicted_mfu_pct": 40.0,
+    "predicted_peak_mem_gb": 50.0,
 }  # fmt: skip
 TRUE = {
     "measured_step_s": 4.0, "measured_tokens_per_s_per_gpu": 8192.0, "measured_tflops_per_gpu": 400.0,
