@@ -37,6 +37,8 @@ USUAL_MFU = 0.4
 """Of which the first number of GPUs follows."""
 SHARES = (0.35, 0.2, 0.15, 0.1, 0.1, 0.1)
 """Of a type's budget: searches on the first number of GPUs, on the one that this leads to, and so on."""
+LEAST_STEPS = 20.0
+"""A search of fewer finds little more than it began with: the first one takes them instead."""
 ROUNDS = len(SHARES)
 SEARCHING = 0.6
 """Of a budget of time; the rest is for steps and campaigns on every number of GPUs that comes up."""
@@ -192,7 +194,7 @@ class _OneType:
                 here_s = sizing.about_s(-(-gpus // sizing.block) * sizing.block)
                 if not tried or here_s < least_s:  # else it is better on the first batch alone
                     tried[best.candidate] = _Tried(sizing, self._offer(sizing, gpus), best)
-            following = self._next(searched, tuple(tried.values()))
+            following = self._next(searched, tuple(tried.values()), fewer=number + 1 < len(self._shares))
             if following is None:
                 break
             searched.add(gpus := following)
@@ -220,11 +222,12 @@ class _OneType:
             return tried[-1]
         return min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one.offer), self.aim))
 
-    def _next(self, searched: Set[int], tried: Sequence[_Tried]) -> int | None:
+    def _next(self, searched: Set[int], tried: Sequence[_Tried], *, fewer: bool) -> int | None:
         """The number of GPUs on which layouts are searched next; None where no other may be better.
 
         That of the best offer; then fewer, as its layout may only be too large for their memory: what the work of the
-        best offer leads to, or the middle between the last number that was searched in vain and the offer's.
+        best offer leads to, or the middle between the last number that was searched in vain and the offer's. Without
+        *fewer* nothing is left for that.
         """
         chosen = self._chosen(tried)
         if chosen.offer is None:
@@ -233,12 +236,14 @@ class _OneType:
         now = chosen.offer.gpus
         if now not in searched:
             return now
+        if not fewer:
+            return None
         server = chosen.offer.scenario.cluster.node.gpus
         work = now * chosen.sizing.about_s(now) / self.goal.seconds
         expected = max(1, math.ceil(work / NEAR / server)) * server
         low = max(expected - server, max((one for one in searched if one < now), default=0))
-        fewer = expected if expected > low else (low + now) // 2 // server * server
-        return fewer if low < fewer < now else None
+        following = expected if expected > low else (low + now) // 2 // server * server
+        return following if low < following < now else None
 
     def _result(
         self, sizing: Sizing, offer: Offer | None, layout: str, *, complete: bool = True
@@ -251,13 +256,21 @@ class _OneType:
         )  # fmt: skip
 
     def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
-        """The fewest GPUs, or the cheapest of those that meet the goal: the fewest, more of them, and twice as many."""
+        """The fewest GPUs, or the cheapest of those that meet the goal, up to twice as many."""
         fewest = sizing.fewest(guess)
         if fewest is None or self.aim == "gpus":
             return fewest
-        for gpus in (fewest.gpus + sizing.block, fewest.gpus + 2 * sizing.block, 2 * fewest.gpus):
+        for gpus in sizing.cheapest(fewest.gpus):
             sizing.offer(gpus)
         return min(sizing.offers(), key=lambda offer: (offer.usd or 0.0, offer.gpus))
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """Of the budget that each search takes; later ones try the best layouts so far, and nothing else."""
+        if self.budget.steps is None:
+            return SHARES
+        later = [share for share in SHARES[1:] if share * self.budget.steps >= LEAST_STEPS]
+        return 1.0 - sum(later), *later
 
     def _sizing(self, layout: Overrides, sized: Scenario, headroom: float = 0.0) -> Sizing:
         return Sizing(
@@ -309,7 +322,8 @@ class _OneType:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
         sized = self._sized(gpus)
         space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])
-        budget = self.budget.part(SHARES[number] * (1.0 if self.budget.seconds is None else SEARCHING))
+        share = (*self._shares, *len(SHARES) * (0.0,))[number]
+        budget = self.budget.part(share * (1.0 if self.budget.seconds is None else SEARCHING))
         headroom = shipped_margin().headroom
         return search(sized, space, budget=budget, batches=1, headroom=headroom, seeds=seeds)
 

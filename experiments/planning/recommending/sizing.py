@@ -30,6 +30,8 @@ NEIGHBOURS = 3
 """Numbers of GPUs next to the one that bisection finds, in blocks, that are looked at as well."""
 NEAR = 1.03
 """How much more or fewer GPUs are tried than the last number lets expect, so that the answer lies in between."""
+SIZES, CHEAPEST = 16, 3
+"""Numbers of GPUs that are looked at for the cheapest, and of those the campaigns that are run."""
 WORTH_DOUBLING = 1.02
 """Throughput that twice as many GPUs must at least give for still more to be tried."""
 
@@ -170,6 +172,12 @@ class Sizing:
             if missed == NEIGHBOURS:
                 break
         return self.offer(best * self.block)
+
+    def cheapest(self, fewest: int) -> list[int]:
+        """Of the numbers up to twice the *fewest*, about SIZES of them and round ones, those that cost least."""
+        step = self.block * max(1, 2 ** math.ceil(math.log2(fewest / self.block / SIZES)))
+        sizes = range(fewest // step * step + step, 2 * fewest + 1, step)
+        return sorted(sizes, key=lambda gpus: gpus * self.about_s(gpus))[:CHEAPEST]
 
     def _bisected(self, guess: int) -> int | None:
         """The fewest blocks whose closed form meets the goal.

@@ -96,16 +96,24 @@ class Waiting:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def has_layouts(self) -> bool:
+        """Whether any layout was not opened yet."""
+        return any(kind is None for _, kind, _ in self._heaps)
+
     def add(self, entry: Entry) -> None:
         """Add a candidate."""
         heap = self._heaps.setdefault((entry.family, entry.kind, entry.twin), [])
         self._count, self._added = self._count + 1, self._added + 1
         heappush(heap, (entry.guess_s, self._added, entry))
 
-    def take(self, *, like: Entry | None = None, curious: bool = False) -> Entry | None:
+    def take(
+        self, *, like: Entry | None = None, curious: bool = False, layouts: bool = False
+    ) -> Entry | None:
         """The most promising one, a candidate as long as none was replayed.
 
         *curious*: layouts that were not opened count as better than they are expected to be; else as worse.
+        *layouts*: no candidate is wanted.
 
         None if it has to be *like* another (on its site, and opened or not), and is not.
         """
@@ -113,7 +121,7 @@ class Waiting:
             return None
         unknown = not self._estimates.known and any(kind is not None for _, kind, _ in self._heaps)
         best = min(
-            (key for key in self._heaps if not unknown or key[1] is not None),
+            (key for key in self._heaps if not (layouts or unknown) or (key[1] is None) == layouts),
             key=lambda key: self._expected(key, CURIOSITY if curious else -CURIOSITY),
         )
         entry = self._heaps[best][0][2]
@@ -209,6 +217,11 @@ class Race:
         return not self._own and self._survey is None and not self.open and not self.waiting
 
     @property
+    def _waits(self) -> bool:
+        """Whether the first candidate of all is being replayed: until that is known, others would be blind guesses."""
+        return not self._estimates.known and any(entry.contender for entry in self._known.values())
+
+    @property
     def _work(self) -> float:
         return self._surveying + self._opening + self._replaying + self._finishing
 
@@ -233,6 +246,8 @@ class Race:
             elif leader is not None:
                 yield self._finish(leader)
             elif self.open:
+                if self._waits and not self.open.has_layouts:
+                    return
                 task = self._explore()
                 if task is not None:
                     yield task
@@ -363,7 +378,7 @@ class Race:
     def _explore(self) -> Task | None:
         """Open the most promising layouts, or look at the most promising candidate; None if it is outrun."""
         curious = self._opening < self._replaying
-        first = entry = self.open.take(curious=curious)
+        first = entry = self.open.take(curious=curious, layouts=self._waits)
         if first is None:
             return None
         if first.contender is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,19 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.plan import front, nothing_runs, plan_document, planned, why
 from hdpsim.experiments.planning.search.bounds import mesh_bound_s, quiet_bound_s
 from hdpsim.experiments.planning.search.budget import Budget, budget_of
-from hdpsim.experiments.planning.search.evaluation import Contender, Objective, Question, most_score, score_of
+from hdpsim.experiments.planning.search.evaluation import (
+    Contender,
+    Objective,
+    Question,
+    Task,
+    most_score,
+    score_of,
+)
 from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
-from hdpsim.experiments.planning.search.search import Found, entries_of, search
+from hdpsim.experiments.planning.search.search import WAVE, Found, entries_of, search
 from hdpsim.experiments.planning.search.setups import Setups
 from hdpsim.experiments.planning.search.space import Candidate, Space, own_value, space_of
-from hdpsim.experiments.planning.search.work import StoppedError, replayed
+from hdpsim.experiments.planning.search.work import StoppedError, replayed, work_on
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.money import costs_of
@@ -436,6 +443,22 @@ def test_the_own_layout_is_opened_first() -> None:
     (first,) = next(race.tasks()).layouts
     assert dict(first) == {key: own_value(scenario, key) for key in dict(first)}
     assert sum(entry.own for entry in race.entries) == 1
+
+
+def test_the_first_candidate_is_known_before_a_second_one_is_replayed() -> None:
+    space = Space(values={**FEW, "layout.pp": (1,), "strategy.name": ("static",)})
+    question = Question(scenario=small(), space=space, objective="tokens_per_s", batches=1, count=3)
+    race = Race(question=question, entries=entries_of(question), least=lambda: None)
+    looks: list[Task] = []
+    while not looks:
+        wave = list(islice(race.tasks(), WAVE))
+        looks = [task for task in wave if task.contenders]
+        for task in wave:
+            if not task.contenders:
+                race.take(task, work_on(task))
+    assert len(looks) == 1
+    race.take(looks[0], work_on(looks[0]))
+    assert sum(len(task.contenders) for task in islice(race.tasks(), WAVE)) > 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -25,7 +25,7 @@ from hdpsim.experiments.campaigns.setup import sampling_error
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
-from hdpsim.experiments.planning.recommending.recommend import recommend
+from hdpsim.experiments.planning.recommending.recommend import LEAST_STEPS, _OneType, recommend
 from hdpsim.experiments.planning.recommending.sizing import Sizing, block_of
 from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
@@ -241,6 +241,25 @@ def test_faster_gpus_of_more_memory_never_are_more(
     )
     then = fewest(goal_s, guess, rounds_s=rounds_s * faster, traffic_s=0.0, least=least // more)
     assert now is None or (then is not None and then <= now)
+
+
+def test_the_cheapest_are_looked_for_up_to_twice_the_fewest() -> None:
+    """688 GPUs take 6 rounds, the last one for few: 4,128 GPU-rounds. 1,024 take 4 full ones: 4,096."""
+    times = {"rounds_s": 1.0, "traffic_s": 0.0, "least": 8}
+    goal = Goal(tokens=1e9, seconds=6.0)
+    sizing = Known(at=lambda gpus: small(), goal=goal, confidence=0.8, block=8, **times)  # type: ignore[arg-type]
+    assert sizing.cheapest(688)[0] == 1024
+    assert set(sizing.cheapest(8)) == {16}
+
+
+@given(st.floats(0.0, 5000.0))
+def test_a_search_has_steps_enough_or_none(steps: float) -> None:
+    one = _OneType(
+        scenario=cast("Scenario", None), goal=Goal(tokens=1e9, seconds=6.0), aim="gpus", confidence=0.8,
+        pinned=(), gpu="", site=(), budget=Budget(steps=steps),
+    )  # fmt: skip
+    assert sum(one._shares) == pytest.approx(1.0)
+    assert all(share * steps >= LEAST_STEPS for share in one._shares[1:])
 
 
 def test_fewer_gpus_are_found_where_the_first_number_is_too_many() -> None:
