@@ -179,7 +179,10 @@ def plan_values(
     away = (evicting + alarms_per_s + wrong_per_s) * values["repair"] + values[
         "straggler_share"
     ] * cluster.nodes
-    steps = _steps_per_checkpoint(values["checkpoint_interval"], step_s, block, unplanned, values["duration"])
+    least_s = math.ceil(upload / step_s) * step_s
+    wanted_s = _interval_s(values["checkpoint_interval"], block, least_s, unplanned)
+    # one that is longer than the run is once at its end, too
+    steps = max(1, round(min(wanted_s, values["duration"]) / step_s))
     _refuse_too_many(values["duration"] / (steps * step_s + block))
     slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
     strikes = unplanned * (1 if handling.diagnosis.is_perfect else 1 + handling.diagnosis_rounds)
@@ -204,6 +207,7 @@ def plan_values(
     }
     setup = CampaignSetup(**{**_stated(CampaignSetup, values), **derived, "seed": (0, 0)})
     ettr, valid, restart = _closed_form(setup, rates, unplanned, planned)
+    valid &= setup.spares >= away
     return CampaignPlan(
         setup=setup,
         seeds=values["seeds"],
@@ -329,14 +333,18 @@ def _stalled(step_s: float, note: str, flaps: LinkFlaps, links: int) -> tuple[fl
     return step_s / (1.0 - share), f"{note}; {100 * share:.2g} % of the time stalled by link flaps"
 
 
-def _steps_per_checkpoint(
-    interval: float | str, step_s: float, block_s: float, failures_per_s: float, duration_s: float
-) -> int:
-    """Whole steps nearest to the wanted interval; without failures once at the end."""
-    if isinstance(interval, str):
-        formula = young_interval_s if interval == "young" else daly_interval_s
-        interval = formula(block_s, 1.0 / failures_per_s) if failures_per_s > 0 else duration_s
-    return max(1, round(min(interval, duration_s) / step_s))  # a longer one is once at the end, too
+def _interval_s(interval: float | str, block_s: float, least_s: float, failures_per_s: float) -> float:
+    """The wanted interval; the best one is not shorter than an upload (*least_s*), and without failures endless.
+
+    A checkpoint waits until the one before has arrived. So with less work than that between them as much is lost in a
+    failure, and training stands still besides.
+    """
+    if not isinstance(interval, str):
+        return interval
+    if failures_per_s == 0:
+        return math.inf
+    formula = young_interval_s if interval == "young" else daly_interval_s
+    return max(formula(block_s, 1.0 / failures_per_s), least_s)
 
 
 def _refuse_too_many(checkpoints: float) -> None:

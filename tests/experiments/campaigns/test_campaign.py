@@ -58,7 +58,26 @@ def test_the_closed_form_is_met_where_it_is_valid(failures: str, block: str) -> 
     assert study.ettr.mean == pytest.approx(study.plan.closed_form_ettr, abs=0.015)
 
 
+@pytest.mark.parametrize("formula", ["young", "daly"])
+def test_the_best_interval_waits_for_no_upload(formula: str) -> None:
+    """Uploads of an hour and more, where checkpoints that hold nothing up would be taken every few minutes."""
+    slow = (
+        "campaign.step=6s",
+        "campaign.storage_bandwidth=1GB/s",
+        "campaign.duration=20d",
+        "campaign.seeds=4",
+    )
+    study = run_campaign(llama(*slow, f"campaign.checkpoint_interval={formula}"))
+    setup = study.plan.setup
+    interval_s = setup.steps_per_checkpoint * setup.step_s
+    assert setup.upload_s <= interval_s < setup.upload_s + setup.step_s
+    for factor in (0.5, 2.0):
+        other = run_campaign(llama(*slow, f"campaign.checkpoint_interval={factor * interval_s:.0f}s"))
+        assert other.ettr.mean < study.ettr.mean
+
+
 def test_the_closed_form_says_when_it_is_not_valid() -> None:
+    assert not plan_campaign(llama("campaign.step=6s", "campaign.spares=0")).closed_form_valid
     assert not plan_campaign(llama("campaign.failure_scale=10")).closed_form_valid
 
 
