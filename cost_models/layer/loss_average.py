@@ -10,7 +10,7 @@ LOSS_BYTES = 8.0  # two numbers of 32 bits: the sum of the losses and the tokens
 
 
 @priced("logits")
-def average_s(layout: Layout, collectives: Collectives) -> float:
+def loss_average_s(layout: Layout, collectives: Collectives) -> float:
     """What it takes once all ranks have come to it.
 
         t = AR(8 bytes, ranks of the stage)

@@ -16,7 +16,7 @@ from hdpsim.cost_models.kernels.casts import maxima_s
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host_launches import pass_host_s
-from hdpsim.cost_models.layer.loss_average import average_s
+from hdpsim.cost_models.layer.loss_average import loss_average_s
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
@@ -151,7 +151,7 @@ class MicroBatchCost:
             out[TERM_ROWS["small_kernels"]] += remembered(self._of_passes, True, self._pass_times)
         if self.layout.precision.blocking_maxima:
             out[TERM_ROWS["tp_communication"]] += remembered(self._of_passes, False, self._pass_times)
-        if not backward and self.loss_average_s:
+        if not backward and self.layout.sharding.loss_average != "step":
             out[TERM_ROWS["logits"]] += (self._heads > 0) * self.loss_average_s
         out[TERM_ROWS["host"]] += self.pass_s
         return out
@@ -159,7 +159,7 @@ class MicroBatchCost:
     @property
     def loss_average_s(self) -> float:
         """What averaging the loss over all ranks adds to every micro-batch."""
-        return average_s(self.layout, self.collectives)
+        return loss_average_s(self.layout, self.collectives)
 
     def _pass_times(self, sums: bool) -> Floats:
         """[K, 1], whatever the tokens: a backward's *sums* of gradients, or agreement on maxima in a pass."""

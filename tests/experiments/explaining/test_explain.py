@@ -58,6 +58,7 @@ def test_one_layer_times_layers_times_micro_batches_is_the_term(uniform: dict[st
     [
         (("layout.precision=fp8", "layout.blocking_maxima=true"), "tp_communication", "maxima_s"),
         (("layout.gradient_accumulation=separate",), "small_kernels", "accumulation_s"),
+        (("layout.loss_average=micro-batch",), "logits", "loss_average_s"),
     ],
 )
 def test_what_a_pass_takes_whatever_its_tokens_is_listed(
