@@ -253,6 +253,9 @@ class Precision(Group):
     experts), prediction (layers of multi-token prediction, all of them)."""
     gradient_bytes: Literal[2, 4] = 4
     """Bytes of a gradient when it is summed over micro-batches and reduced: 4 (fp32) or 2 (bf16)."""
+    optimizer_bytes: Annotated[float, RANGES["stack_bytes"]] = 12.0
+    """Bytes per parameter of the optimizer's states, in memory, in the update and in checkpoints: 32-bit weights and
+    both moments of Adam are 12; with moments in 16 bits 8. With 4 or less there are no 32-bit weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

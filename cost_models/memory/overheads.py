@@ -45,8 +45,6 @@ class MemoryOverheads(Checked):
             the step.
         eight_bit_copy_bytes: bytes per matrix weight of 8-bit copies beside the 16-bit weights: 2 where both layouts
             are kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
-        optimizer_bytes: bytes per parameter of the optimizer's states: 32-bit weights and both moments of Adam are 12;
-            with moments in 16 bits 8; where nothing has 32 bits 4. Times are those of 12.
         host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still
             reads cannot be reused: short-lived tensors pile up, and a full memory makes the host wait (PyTorch's
             `record_stream`).
@@ -70,7 +68,6 @@ class MemoryOverheads(Checked):
     loose_gradient_bytes: Amount = 0.0
     gather_buffer_bytes: Amount = 0.0
     eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
-    optimizer_bytes: Amount = 12.0  # Megatron-Core's distributed optimizer: 18 B per parameter in all
     host_run_ahead: bool = False
 
 

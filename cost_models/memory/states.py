@@ -81,7 +81,7 @@ def state_bytes(
         else 0.0
     )
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
-    optimizer = trained * overheads.optimizer_bytes * spread(1)
+    optimizer = trained * layout.precision.optimizer_bytes * spread(1)
     kept = WEIGHT_BYTES if level < 3 or overheads.sixteen_bit_shards or model.frozen else 0.0
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,

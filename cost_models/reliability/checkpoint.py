@@ -8,15 +8,12 @@ from typing import Literal
 
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.states import state_bytes
+from hdpsim.cost_models.memory.states import WEIGHT_BYTES, state_bytes
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters
 
 Readers = Literal["one-per-group", "every-rank"]
 
-SAVED_BYTES_PER_PARAMETER = (
-    14.0  # bf16 weights 2, fp32 master weights 4, Adam moments 8; BLOOM: 2.3 TB / 176e9 = 13.1
-)
 PAUSE_S = 2.0  # device sync, collecting the state on the host, closing barrier: assumed; MegaScale: "several seconds"
 
 
@@ -40,11 +37,11 @@ class CheckpointSize:
 def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
     """Bytes of a checkpoint that resumes training exactly.
 
-        stored once: 14 bytes per parameter; on each GPU: weights and optimizer as sharded by the layout
+        stored once: 2 + optimizer_bytes (14) per parameter; on each GPU: weights and optimizer as sharded by the layout
 
-    Counted: bf16 weights, fp32 master weights, both Adam moments.
+    Counted: bf16 weights 2, fp32 master weights 4, both Adam moments 8.
     Ignored: gradients, 8-bit copies, random states and the data loader's position (kilobytes).
-    Source: state_bytes; BLOOM's checkpoints (2.3 TB for 176 G parameters, arXiv 2211.05100) are 7 % below.
+    Source: state_bytes; BLOOM's checkpoints (2.3 TB for 176 G parameters, arXiv 2211.05100) have 13.1 B.
     """
     plain = layout.changed(precision="bf16")  # 8-bit copies are made again from the weights
     stages = [state_bytes(model, plain, ranks, stage) for stage in range(layout.parallel.pp)]
@@ -52,7 +49,7 @@ def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
     return CheckpointSize(
         gpu_bytes=max(sizes),
         replicated_bytes=0.0 if layout.sharding.kind == "zero3" else max(stage.weights for stage in stages),
-        unique_bytes=SAVED_BYTES_PER_PARAMETER * parameters(model).total,
+        unique_bytes=(WEIGHT_BYTES + layout.precision.optimizer_bytes) * parameters(model).total,
         all_ranks_bytes=sum(sizes) * layout.parallel.tp * ranks,
     )
 

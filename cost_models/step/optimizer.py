@@ -11,27 +11,39 @@ from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bou
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 
-# Adam in fp32: read weight 4 and moments 8, write them 4 + 8 and the bf16 weight 2
-STATE_TRAFFIC_BYTES = 26
+MOMENTS_ALONE = 4  # bytes per parameter: as many and fewer hold no 32-bit weights
 GRADIENT_READS = 2  # by Adam, and by the gradient norm before it
 ZEROING_PASSES = 1  # written
 SCALING_PASSES = 2  # read and written
+
+
+def state_traffic_bytes(optimizer_bytes: float) -> float:
+    """Bytes that the update of a parameter moves beside its gradient.
+
+        2 x states + 2 (the new 16-bit weight) + 2 (the old one, read where states hold no weights) B
+
+    Adam in fp32: weight 4 and moments 8, read and written, 26 with the 16-bit weight. All in 16 bits: 12.
+    """
+    return 2 * optimizer_bytes + BF16_BYTES * (1 if optimizer_bytes > MOMENTS_ALONE else 2)
 
 
 @priced("optimizer")
 def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calibration) -> Floats:
     """Update of the *parameters* whose optimizer states belong to this GPU.
 
-        on the GPU:  parameters x (26 B + 2 x gradient) / HBM
-        on the host: parameters x gradient / link + parameters x (26 B + gradient) / host memory of one GPU
-                     + parameters x 2 B / link
+        on the GPU:  parameters x (states + 2 x gradient) / HBM
+        on the host: parameters x gradient / link + parameters x (states + gradient) / host memory of one GPU
+                     + parameters x 2 B / link          states: state_traffic_bytes, 26 B for Adam in fp32
 
     Counted: the memory traffic of a fused Adam; with optimizer_offload the copies one after the other, and the host's
     memory shared by the GPUs of a node.
     Ignored: gradients that travel while the backward runs, parameters that travel while others are updated.
     Source: ZeRO-Offload, arXiv 2101.06840, sections 4 and 5 (states and update on the host).
     """
-    traffic = STATE_TRAFFIC_BYTES + GRADIENT_READS * layout.precision.gradient_bytes
+    traffic = (
+        state_traffic_bytes(layout.precision.optimizer_bytes)
+        + GRADIENT_READS * layout.precision.gradient_bytes
+    )
     if not layout.sharding.optimizer_offload:
         return memory_bound_s(traffic * parameters, cluster.gpu, cal)
     link = cluster.node.host_link_bytes_per_s_per_gpu * cal.host_link_efficiency

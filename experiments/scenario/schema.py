@@ -108,7 +108,6 @@ KEYS: Mapping[str, Key] = {
             "loose_gradient_bytes": _BYTES_PER_UNIT,
             "gather_buffer_bytes": _BYTES_PER_UNIT,
             "eight_bit_copy_bytes": _BYTES_PER_UNIT,
-            "optimizer_bytes": _BYTES_PER_UNIT,
         },
     ),
     **keys_of(

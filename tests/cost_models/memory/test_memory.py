@@ -176,9 +176,7 @@ def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
 @pytest.mark.parametrize("per_parameter", [4.0, 8.0])
 def test_optimizer_states_in_16_bits(per_parameter: float) -> None:
     model = catalog.model("llama-2-7b")
-    states = state_bytes(
-        model, Layout(sharding="zero3"), 64, 0, MemoryOverheads(optimizer_bytes=per_parameter)
-    )
+    states = state_bytes(model, Layout(sharding="zero3", optimizer_bytes=per_parameter), 64, 0)
     kept = 2 + 4 + per_parameter  # 16-bit weights, gradients
     assert states.total - states.gathered == pytest.approx(kept / 64 * parameters(model).total)
 

@@ -19,6 +19,7 @@ from hdpsim.cost_models.reliability.checkpoint import (
     upload_s,
     young_interval_s,
 )
+from hdpsim.cost_models.transformer.parameters import parameters
 
 MIN = 60.0
 HOUR = 3600.0
@@ -81,6 +82,13 @@ def test_size_of_megascales_checkpoint() -> None:
     # weights 2 B of 1/64 of the model, optimizer 12 B of 1/12,288; the first and last stage hold the vocabulary too
     assert size.gpu_bytes == pytest.approx(2 * 175e9 / 64 + 12 * 175e9 / 12288, rel=0.06)
     assert size.all_ranks_bytes == pytest.approx(192 * 2 * 175e9 + 12 * 175e9, rel=0.01)
+
+
+def test_a_checkpoint_holds_the_states_that_there_are() -> None:
+    model = catalog.model("llama-3-8b")
+    size = checkpoint_size(model, Layout(sharding="zero3", optimizer_bytes=4), 64)
+    assert size.unique_bytes == pytest.approx((2 + 4) * parameters(model).total)
+    assert size.gpu_bytes == pytest.approx(size.unique_bytes / 64)
 
 
 def test_one_reader_per_group_reads_less_and_is_faster() -> None:

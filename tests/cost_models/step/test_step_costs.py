@@ -108,6 +108,15 @@ class TestEpilogue:
         assert half.gradient_sync_s == pytest.approx(whole.gradient_sync_s / 2, rel=0.01)
         assert half.parameter_gather_s == pytest.approx(whole.parameter_gather_s)
 
+    @pytest.mark.parametrize(("kept", "moved"), [(12, 26), (8, 18), (4, 12), (0, 4)])
+    def test_the_update_moves_the_states_that_there_are(self, kept: float, moved: float) -> None:
+        # Every byte read and written, the new 16-bit weight, and the old one where no 32-bit weights are kept; sums of
+        # gradients are read twice, zeroed and scaled (5 x 4 B).
+        count = parameters_per_gpu(MODEL, Layout(), 0).dense
+        cost = ideal_cost(layout=Layout(optimizer_bytes=kept), cluster=SLOW_MEMORY)
+        expected = count / RANKS * (moved + 8) / HBM + 12 * count / HBM
+        assert epilogue(cost, RANKS, data_s=0.0).optimizer_s == pytest.approx([expected])
+
     def test_overlap_hides_all_but_the_last_bucket_of_gradients(self) -> None:
         # 6.7e9 parameters in buckets of 1e6 x 128 ranks: the last of 53 is exposed, and nothing of the gather
         bare = epilogue(ideal_cost(), RANKS, data_s=0.0)

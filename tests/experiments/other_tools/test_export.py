@@ -70,6 +70,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "order": ("tp-dp-pp", "tp-pp-dp"),
     "gradient_accumulation": ("fused", "separate", "cast"),
     "gradient_bytes": (2, 4),
+    "optimizer_bytes": (12.0, 8.0),
     "expert_dispatch": ("all-to-all", "fused"),
     "expert_kernels": ("grouped", "separate", "modules", "fused"),
     "expert_imbalance": (None, 1.0, 1.3),

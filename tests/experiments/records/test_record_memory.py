@@ -51,7 +51,6 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
     assert stack_of(_config(framework="Megatron-LM")) == MemoryOverheads()
     assert not stack_of(_config(notes="after_pp_fix=False: old")).host_run_ahead
     assert stack_of(_config(framework="NeMo 24.07 (Megatron-Core)")).eight_bit_copy_bytes == 0.0
-    assert stack_of(_config(framework="NeMo AutoModel (FSDP2)")).optimizer_bytes == 4.0
     assert stack_of(_config(framework="torchtitan (FSDP2)")).logit_bytes == 14.0
     assert stack_of(_config(framework="LLM-Foundry/Composer FSDP1")).logit_bytes == 4.0
     assert stack_of(_config(notes="tiled logits+loss")).logit_bytes == 0.0
