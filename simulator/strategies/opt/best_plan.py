@@ -24,6 +24,7 @@ from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
+from hdpsim.simulator.strategies.opt.rounds import Rounds
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_drafts
 from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm, work_s
@@ -73,6 +74,11 @@ def plan_best(problem: PlanningProblem) -> Plan:
             if work.sum() * degree / problem.ranks * NEARLY < contest.end_s:
                 filled = plan_equal_work(problem, degree, degree * problem.capacity_tokens, work)
                 contest.enter(filled, filled.makespan_s * NEARLY)
+        if problem.in_slots:
+            rounds = Rounds.of(problem)
+            for end_s, cuts in rounds.ways():
+                if end_s * NEARLY < contest.end_s:
+                    contest.enter(rounds.plan(cuts), end_s * NEARLY)
     targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
     lost = WORTH_IT  # of many sequences about as much by plans of all sizes
     for target in targets[: PLANNED[not small]]:
