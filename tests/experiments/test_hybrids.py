@@ -78,7 +78,7 @@ def test_every_strategy_runs_a_hybrid(tmp_path: Path, strategy: str) -> None:
     path = scenario(tmp_path, pattern="M-*M", layout="pp: 2, rank_capacity: 4K", strategy=strategy)
     found = run("simulate", path, "--json")
     assert found.exit_code == 0, found.output
-    results = json.loads(found.output)["results"]
+    results = json.loads(found.stdout)["results"]
     assert (results["strategy"], results["feasible"]) == (strategy, True)
 
 

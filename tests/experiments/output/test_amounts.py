@@ -93,7 +93,7 @@ def test_simulate_shows_memory_shares_and_the_target() -> None:
     assert "exposed communication" in text
     assert "300B tokens" in text
     assert "USD an hour" in text
-    document = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).output)
+    document = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
     assert document["results"]["target"]["tokens"] == 3e11
 
 

@@ -115,7 +115,7 @@ def test_the_text_says_what_was_assumed(tmp_path: Path) -> None:
     assert "# assumed: vpp 3" in text
     assert "must_fit: false" in text
     printed = CliRunner().invoke(cli, ["validate", "--scenario-of", name])
-    assert printed.output == text
+    assert printed.stdout == text
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -130,10 +130,10 @@ LOOKED_UP = frozenset({"model", "cluster", "data.trace", "software"})
 def test_the_command_prints_and_writes_it(tmp_path: Path) -> None:
     printed = CliRunner().invoke(cli, ["schema"])
     assert printed.exit_code == 0
-    assert json.loads(printed.output) == json.loads(json.dumps(SCHEMA))
+    assert json.loads(printed.stdout) == json.loads(json.dumps(SCHEMA))
     written = CliRunner().invoke(cli, ["schema", "-o", str(tmp_path / "scenario.json")])
     assert written.exit_code == 0
-    assert (tmp_path / "scenario.json").read_text(encoding="utf-8") == printed.output
+    assert (tmp_path / "scenario.json").read_text(encoding="utf-8") == printed.stdout
     nowhere = CliRunner().invoke(cli, ["schema", "-o", str(tmp_path / "no" / "scenario.json")])
     assert nowhere.exit_code == 2
     assert "cannot be written: No such file" in nowhere.output

@@ -89,7 +89,7 @@ def test_a_packer_that_splits_sequences_does_less_work_and_its_utilisation_count
 
 def test_the_documents_have_meshes_memory_and_what_was_tried() -> None:
     command = ["compare", "quickstart-8gpu", "--batches", "3", "--tokens", "300B", "--json"]
-    document = json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).output)
+    document = json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).stdout)
     rows = {row["strategy"]: row for row in document["results"]}
     assert document["best_static"] == BEST_STATIC
     assert {each["packing"] for each in document["static_meshes_tried"]} == set(get_args(Packing))

@@ -155,7 +155,7 @@ def test_a_campaign_pays_for_gpus_that_wait() -> None:
 def test_the_document_and_the_text_have_them() -> None:
     command = ["simulate", "quickstart-8gpu", "--batches", "1", "--tokens", "300B"]
     run = CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False)
-    results = json.loads(run.output)["results"]
+    results = json.loads(run.stdout)["results"]
     costs, target = results["costs"], results["target"]
     assert list(costs["usd_per_million_tokens"]) == ["low", "typical", "high"]
     assert target["usd_range"]["typical"] == pytest.approx(target["usd"])

@@ -91,7 +91,7 @@ def test_the_sentence_and_the_document_hold_the_fastest_strategy_against_it() ->
     assert ratio < hdp.speed_up(best).mean
     arguments = ["compare", "quickstart-8gpu", "--batches", "1", "--json", "--set", "layout.tp=1"]
     arguments += ["--set", "layout.sharding=zero3", "--set", "layout.rank_capacity=8K"]
-    document = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).output)
+    document = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout)
     named = document["static_mesh_of_another_degree"]
     assert (named is not None) == (HELD in document["explanation"])
 

@@ -26,7 +26,7 @@ NAMES = st.sampled_from(("static", "hdp-naive", "hdp-opt"))
 
 def said(*arguments: str) -> str:
     """Standard output of a command."""
-    return CliRunner().invoke(cli, list(arguments), catch_exceptions=False).output
+    return CliRunner().invoke(cli, list(arguments), catch_exceptions=False).stdout
 
 
 def document(*arguments: str) -> dict[str, Any]:
