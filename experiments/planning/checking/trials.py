@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.errors import InfeasibleError, ScenarioError
+from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.studies.comparing.compare import Outcome, run_batches
 from hdpsim.simulator.settings import settings
@@ -123,7 +124,16 @@ class Trials:
             return Outcome(strategy=self.scenario.strategy.name, reason=str(error))
         if any(not result.memory.fits for result in outcome.results):
             return Outcome(strategy=outcome.strategy, reason="does not fit")
+        if _is_tight(outcome) and not _is_tight(self.base):
+            return Outcome(
+                strategy=outcome.strategy, reason="leaves less memory free than hdpsim plan asks for"
+            )
         return outcome
+
+
+def _is_tight(outcome: Outcome) -> bool:
+    headroom = shipped_margin().headroom
+    return any(result.memory.is_tight(headroom) for result in outcome.results)
 
 
 def _same(value: Any, written: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.planning.checking import trials as of_trials
 from hdpsim.experiments.planning.checking.check import WITHOUT_EFFECT, Checked, Finding, check
 from hdpsim.experiments.planning.checking.checks import CHECKS, Check
 from hdpsim.experiments.planning.checking.document import check_document
@@ -62,6 +64,17 @@ def test_other_stages_are_not_cut_as_those_were_by_hand() -> None:
     assert trials.on_first(overrides_of(changes)).results
     assert not trials.on_first(("layout.pp=2",)).results
     assert trials.without_same({"layout.tp_overlap": True}) == {"layout.tp_overlap": True}
+
+
+def test_a_change_that_plan_would_refuse_for_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = small(layout={"recompute": "full"})
+    drawn = scenario.draw(1)
+    trials = Trials(scenario=scenario, drawn=drawn, base=run_batches(scenario, drawn.lengths))
+    more = run_batches(small(), drawn.lengths).results[0].memory
+    between = (more.capacity_bytes / more.total_bytes - 1.0) * 1.01  # what it has free, and a little more
+    monkeypatch.setattr(of_trials, "shipped_margin", lambda: SimpleNamespace(headroom=between))
+    assert not trials.on_first(("layout.recompute=none",)).results
+    assert trials.on_first(("layout.recompute=full",)).results
 
 
 PLANTED = {
