@@ -97,7 +97,7 @@ def _answer(found: Recommendation) -> str:
         f"{large_amount(found.goal.tokens)} tokens in {with_duration(best.seconds)} {cost}; "
         f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
         f"the rest. "
-        f"The probability of being done in {found.goal.days:g} days is {best.probability:.0%}."
+        f"The probability of being done in {found.goal.time} is {best.probability:.0%}."
         f"{'' if all(result.complete for result in found.types) else searched}"
     )
 

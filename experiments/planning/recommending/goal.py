@@ -41,7 +41,12 @@ class Goal:
     @property
     def words(self) -> str:
         """`300B tokens in 30 days`."""
-        return f"{large_amount(self.tokens)} tokens in {self.days:g} days"
+        return f"{large_amount(self.tokens)} tokens in {self.time}"
+
+    @property
+    def time(self) -> str:
+        """The time in days, or hours where it is less than one."""
+        return f"{self.days:g} days" if self.days >= 1.0 else f"{self.seconds / HOUR_S:g} h"
 
 
 def parse_goal(text: str) -> Goal:

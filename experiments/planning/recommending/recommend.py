@@ -42,6 +42,8 @@ LEAST_STEPS = 20.0
 ROUNDS = len(SHARES)
 SEARCHING = 0.6
 """Of a budget of time; the rest is for steps and campaigns on every number of GPUs that comes up."""
+FEW_TOKENS = 128
+"""Of the batch for each of the first number of GPUs, however many the goal would take: more of them find no work."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
 OWN_LAYOUT = "the scenario's own layout"
@@ -297,13 +299,14 @@ class _OneType:
             return self.scenario.with_changes((*self._on(gpus), *others))
 
     def _guess(self) -> int:
-        """GPUs that do the work at a usual MFU, in servers: a power of two of them."""
+        """GPUs that do the work at a usual MFU, in servers: a power of two, none without a few tokens of the batch."""
         lengths = self.scenario.batches(1)[0]
-        flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / float(lengths.sum())
+        tokens = float(lengths.sum())
+        flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
         node = self._sized(self.scenario.cluster.node.gpus).cluster.node
         rate = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * node.gpu.bf16_flop_per_s)
         servers = 1
-        while servers * node.gpus < min(rate, MOST_GPUS / 2):
+        while servers * node.gpus < min(rate, MOST_GPUS / 2, tokens / FEW_TOKENS):
             servers *= 2
         return servers * node.gpus
 
@@ -358,13 +361,13 @@ def _unreachable(
         tokens = goal.tokens * goal.seconds / seconds
         lines.append(
             f"  {result.gpu}: {gpus:,} GPUs are the fastest and need {duration(seconds)} for that, which is "
-            f"{large_amount(tokens)} tokens in {goal.days:g} days ({result.layout})"
+            f"{large_amount(tokens)} tokens in {goal.time} ({result.layout})"
         )
     reached = [result.fastest for result in types if result.fastest]
     if reached:
         least_s = min(seconds for _, seconds in reached)
         lines.append(
-            f"What would have to change: at least {duration(least_s)} instead of {goal.days:g} days, at most "
+            f"What would have to change: at least {duration(least_s)} instead of {goal.time}, at most "
             f"{large_amount(goal.tokens * goal.seconds / least_s)} tokens, a larger data.batch than "
             f"{scenario.data.batch} (more GPUs find no more work in it), or faster GPUs (--gpu)"
         )

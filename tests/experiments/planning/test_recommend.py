@@ -25,7 +25,7 @@ from hdpsim.experiments.campaigns.setup import sampling_error
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
-from hdpsim.experiments.planning.recommending.recommend import LEAST_STEPS, _OneType, recommend
+from hdpsim.experiments.planning.recommending.recommend import FEW_TOKENS, LEAST_STEPS, _OneType, recommend
 from hdpsim.experiments.planning.recommending.sizing import Sizing, block_of
 from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
@@ -197,6 +197,14 @@ def test_a_goal_out_of_reach_says_what_would_have_to_change() -> None:
     with pytest.raises(InfeasibleError, match="What would have to change: at least") as error:
         recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 day"), keep_layout=True)
     assert "a larger data.batch than 16 sequences" in str(error.value)
+
+
+def test_a_goal_far_out_of_reach_begins_with_gpus_that_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    monkeypatch.setattr(Sizing, "fewest", lambda self, guess: looked_at.append(guess))
+    with pytest.raises(InfeasibleError, match="tokens in 1 h: no number"):
+        recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 hour"), keep_layout=True)
+    assert looked_at[0] <= 2 * 16 * 4096 / FEW_TOKENS
 
 
 @dataclass(kw_only=True)
