@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.simulator.strategies.opt.fresh_ranks import FreshRanks
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 MOST_LOOKS = 2**20
@@ -159,7 +158,7 @@ def _place_in_turn(
         slots[gang:stop] = np.arange(slot, slot + stop - gang)
         loads.free_s[ranks] = end_s
         loads.slot[ranks] = slot + stop - gang
-        places.booked(ranks, end_s)
+        places.booked(ranks)
         gang = stop
     return members, slots, taken_s
 
@@ -331,7 +330,6 @@ class _Places:
         self._block = near.block // near.node  # nodes
         self._loads, self._weight = loads, weight
         self._rows: dict[tuple[int, int], _Rows] = {}
-        self._fresh = FreshRanks(loads.free_s, loads.longest_s, loads.slot, near.node)
         self._gang = _Next()
 
     def next_gang(self, time_s: float) -> None:
@@ -356,9 +354,8 @@ class _Places:
             each_s = np.maximum(each_s, loads.free_s[ranks] + gang.time_s * left_out)
         return float(each_s.max())
 
-    def booked(self, ranks: Ints, end_s: float) -> None:
-        """*ranks* are busy until *end_s*."""
-        self._fresh.booked(ranks, end_s)
+    def booked(self, ranks: Ints) -> None:
+        """*ranks* have got a gang."""
         for rows in self._rows.values():
             rows.booked(ranks)
 
@@ -375,8 +372,6 @@ class _Places:
         if size == 1:
             return self._single(latest_s)
         if size <= self._node:
-            if fresh := self._fresh.choose(size, latest_s, self._gang.time_s, self._weight):
-                return fresh
             ranks = self._best(size, 1, self._node, latest_s)
             return ranks, self._ready_s(ranks)
         nodes, rest = divmod(size, self._node)

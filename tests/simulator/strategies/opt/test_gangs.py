@@ -8,7 +8,6 @@ from simulator_setups import FLOOR, HOPPER, problem_of, small_cluster, small_set
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.simulator.plan import HOLE
 from hdpsim.simulator.strategies.opt import gangs as gangs_module
-from hdpsim.simulator.strategies.opt.fresh_ranks import FreshRanks
 from hdpsim.simulator.strategies.opt.gangs import RankLoads, place_gangs, window_max
 from hdpsim.simulator.strategies.opt.hdp_opt import rehearsed_s
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
@@ -201,32 +200,6 @@ def test_rows_that_are_alike_need_not_all_be_looked_at(
         loads = RankLoads(np.zeros(one.ranks), np.zeros(one.ranks, dtype=np.int64), longest_s)
         members, slots, taken = place_gangs(one, loads, sizes, times, 2 * times, deadline)
         found.append(([ranks.tolist() for ranks in members], slots.tolist(), taken.tolist()))
-    assert found[0] == found[1]
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    nodes=st.integers(1, 6),
-    pp=st.sampled_from([1, 2]),
-    gangs=st.lists(st.tuples(st.integers(1, 6), st.floats(0.5, 4.0)), min_size=1, max_size=30),
-    deadline=st.floats(3.0, 20.0),
-    begin=st.sampled_from([0.0, 0.7]),
-)
-def test_fresh_ranks_are_those_that_a_search_over_all_ranks_finds(
-    nodes: int, pp: int, gangs: list[tuple[int, float]], deadline: float, begin: float
-):
-    one = problem(nodes=pp * nodes, pp=pp)
-    sizes, times = np.array([min(size, one.ranks) for size, _ in gangs]), np.array([t for _, t in gangs])
-    found = []
-    for patched in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            if patched:
-                patch.setattr(FreshRanks, "choose", lambda *_: None)
-            loads = RankLoads(*(np.full(one.ranks, x) for x in (begin, 0, begin)))
-            members, slots, taken = place_gangs(one, loads, sizes, times, 2 * times, deadline)
-        found.append(
-            ([ranks.tolist() for ranks in members], slots.tolist(), taken.tolist(), loads.free_s.tolist())
-        )
     assert found[0] == found[1]
 
 
