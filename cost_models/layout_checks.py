@@ -37,12 +37,8 @@ def reasons_against(model: Model, cluster: Cluster, layout: Layout, context_toke
     ranks, rest = divmod(cluster.gpus, tp * pp)
     reasons = list(_reasons(model, layout, None if rest else ranks))
     if rest:
-        model_gpus = tp * pp
-        reasons.insert(
-            0,
-            f"gpus: {cluster.gpus} GPUs do not divide by tp x pp = {tp} x {pp} = {model_gpus}; "
-            f"use a multiple of {model_gpus}",
-        )
+        divide = f"{cluster.gpus} GPUs do not divide by tp x pp = {tp} x {pp} = {tp * pp}"
+        reasons.insert(0, f"gpus: {divide}; use a multiple of {tp * pp}")
     if len(cluster.kinds) > 1:
         reasons += _mixed(model, cluster, layout, divides=not rest)
     precision = (_precision(kind.gpu, layout) for kind in cluster.kinds)
@@ -123,17 +119,14 @@ def layout_notes(model: Model, cluster: Cluster, layout: Layout) -> tuple[str, .
     tp, pp, vpp = layout.parallel.tp, layout.parallel.pp, layout.pipeline.vpp
     node_gpus = cluster.node_gpus
     if tp > node_gpus:
-        notes.append(
-            f"tp = {tp} is wider than a node ({node_gpus} GPUs): tensor parallelism crosses the network"
-        )
+        wider = f"tp = {tp} is wider than a node ({node_gpus} GPUs)"
+        notes.append(f"{wider}: tensor parallelism crosses the network")
     if layout.pipeline.cut is None and layer_units(model, layout) % (pp * vpp):
         counted = layout.changed(embedding_layers=True)
-        more = (
-            "" if layer_units(model, counted) % (pp * vpp) else "; with layout.embedding_layers they divide"
-        )
-        notes.append(
-            f"{model.layers} layers do not divide by pp x vpp = {pp} x {vpp}: stages are uneven{more}"
-        )
+        uneven = layer_units(model, counted) % (pp * vpp)
+        more = "" if uneven else "; with layout.embedding_layers they divide"
+        cuts = f"pp x vpp = {pp} x {vpp}"
+        notes.append(f"{model.layers} layers do not divide by {cuts}: stages are uneven{more}")
     if tp > model.kv_heads and model.latent_attention is None:
         notes.append(f"tp = {tp} exceeds the {model.kv_heads} key/value heads: they are replicated")
     return tuple(notes)
@@ -238,21 +231,14 @@ def _cut_by_hand(model: Model, cut: str, chunks: int) -> Iterator[str]:
     stages = stages_of(cut)
     if len(stages) != chunks:
         yield f"layout.pipeline_layout: {cut} has {counted(len(stages), 'stage')}, pp x vpp are {chunks}"
-    for letter, what, which, held, wanted in (
-        ("t", "layer", "", sum(stage.layers for stage in stages), model.layers),
-        (
-            "m",
-            "layer",
-            " of multi-token prediction",
-            sum(stage.mtp_layers for stage in stages),
-            model.mtp_layers,
-        ),
+    layers, predicted = (sum(getattr(one, name) for one in stages) for name in ("layers", "mtp_layers"))
+    for letter, which, held, wanted in (
+        ("t", "", layers, model.layers),
+        ("m", " of multi-token prediction", predicted, model.mtp_layers),
     ):
         if held != wanted and (held or letter == "t"):
-            yield (
-                f"layout.pipeline_layout: {cut} has {counted(held, what)}{which} ({letter}), "
-                f"{model.name} has {wanted}"
-            )
+            has = f"{cut} has {counted(held, 'layer')}{which} ({letter})"
+            yield f"layout.pipeline_layout: {has}, {model.name} has {wanted}"
 
 
 def _experts(model: Model, parallel: Parallel, ranks: int | None) -> Iterator[str]:

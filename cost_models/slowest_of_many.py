@@ -51,5 +51,4 @@ def _largest_normal(ranks: int) -> tuple[Floats, Floats]:
     from scipy.special import log_ndtr
 
     z = np.linspace(_FROM, _TO, _DENSITY_POINTS)
-    at_most = np.exp(ranks * log_ndtr(z))
-    return 0.5 * (z[1:] + z[:-1]), np.diff(at_most)
+    return 0.5 * (z[1:] + z[:-1]), np.diff(np.exp(ranks * log_ndtr(z)))

@@ -67,13 +67,8 @@ def priced(*terms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             inputs = dict(bound.arguments)
-            owner = inputs.pop("self", None)
-            call = Call(
-                function=function,
-                owner=None if owner is None else type(owner),
-                terms=terms,
-                inputs=inputs,
-            )
+            owner = type(inputs.pop("self")) if "self" in inputs else None
+            call = Call(function=function, owner=owner, terms=terms, inputs=inputs)
             caller.calls.append(call)
             token = _current.set(call)
             try:

@@ -62,9 +62,8 @@ def strategy(name: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
         other = _registered.get(name)
         if other is not None and other.__module__ != function.__module__:
-            raise StrategyError(
-                f"@strategy({name!r}): {other.__module__} has a strategy of that name already"
-            )
+            taken = f"{other.__module__} has a strategy of that name already"
+            raise StrategyError(f"@strategy({name!r}): {taken}")
         _registered[name] = function
         return function
 
@@ -138,11 +137,8 @@ def _imported(name: str) -> Callable[..., object]:
     if found is None and registered is not None and registered.__module__ == module_name:
         return registered
     if found is None:
-        own = sorted(
-            key
-            for key, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        )
+        functions = inspect.getmembers(module, inspect.isfunction)
+        own = [key for key, value in functions if value.__module__ == module.__name__]
         raise StrategyError(
             f"strategy {name}: {getattr(module, '__file__', module_name)} has no {attribute}; "
             f"its functions: {', '.join(own) or 'none'}"
@@ -230,15 +226,12 @@ def _source_files(module: ModuleType | None) -> set[Path]:
             continue
         found.add(path)
         for value in list(vars(one).values()):
-            home = value if isinstance(value, ModuleType) else sys.modules.get(_home_of(value))
-            if home is not None:
-                waiting.append(home)
+            name = getattr(value, "__module__", "")
+            if isinstance(value, ModuleType):
+                waiting.append(value)
+            elif isinstance(name, str) and name in sys.modules:
+                waiting.append(sys.modules[name])
     return found
-
-
-def _home_of(value: object) -> str:
-    home = getattr(value, "__module__", "")
-    return home if isinstance(home, str) else ""
 
 
 def _file(module: ModuleType | None) -> Path | None:

@@ -6,7 +6,7 @@ other setting that is not the default is put back, and a setting is hidden when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import cast
@@ -28,59 +28,35 @@ from hdpsim.simulator.step_memory import capacity_tokens, check_fits, plan_memor
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import MeshPacks, mesh_degrees
 
-_HOST = "kernels take longer than their launches"
-_MEMORY = "another stage, or another moment of the step, needs more memory"
-_READY = "batches get ready within a step"
-_REASONS: Mapping[str, str] = {
-    "layout.cuda_graphs": _HOST,
-    "layout.launch_blocking": _HOST,
-    "layout.untuned_for_arm": _HOST,
-    "layout.checked_collectives": _HOST,
-    "layout.attention_kernel": "flash is the same kernel for these heads on this GPU",
-    "layout.cp": "auto gives the same degree",
-    "layout.rank_capacity": "auto gives the same capacity",
-    "data.loader": _READY,
-    "data.prefetch_steps": _READY,
-    "strategy.packing": "it fills packs as the default packer does",
-    "strategy.padding": "every pack is full",
-    "strategy.activation_offload": "no stage has layers between its first and its last, which keep theirs",
-    "strategy.communicators": "no micro-batch is shared",
-    "strategy.offload_ratio": "no sequence is so long that groups change",
-    "strategy.selective_offloading": "no sequence is so long that offloading pays",
-    "execution.gc_pause": "it falls on no process of these steps",
-    **dict.fromkeys(
-        (
-            "execution.link_flaps_per_hour",
-            "execution.link_flap_mean",
-            "execution.nccl_timeout",
-            "execution.nccl_retries",
-            "execution.adaptive_retransmission",
-        ),
-        "no link goes down in these steps that anything is sent over, or another way takes as long",
-    ),
-    "execution.slow_node_share": "it makes no node slower",
-    "memory.logit_bytes": _MEMORY,
-    "memory.bucket_bytes": _MEMORY,
-    "memory.gather_buffer_bytes": _MEMORY,
-}
+_HIDERS = (
+    ("layout", "cuda_graphs launch_blocking untuned_for_arm checked_collectives",
+     "kernels take longer than their launches"),
+    ("layout", "attention_kernel", "flash is the same kernel for these heads on this GPU"),
+    ("layout", "cp", "auto gives the same degree"),
+    ("layout", "rank_capacity", "auto gives the same capacity"),
+    ("data", "loader prefetch_steps", "batches get ready within a step"),
+    ("strategy", "packing", "it fills packs as the default packer does"),
+    ("strategy", "padding", "every pack is full"),
+    ("strategy", "activation_offload", "no stage has layers between its first and its last, which keep theirs"),
+    ("strategy", "communicators", "no micro-batch is shared"),
+    ("strategy", "offload_ratio", "no sequence is so long that groups change"),
+    ("strategy", "selective_offloading", "no sequence is so long that offloading pays"),
+    ("execution", "gc_pause", "it falls on no process of these steps"),
+    ("execution", "link_flaps_per_hour link_flap_mean nccl_timeout nccl_retries adaptive_retransmission",
+     "no link goes down in these steps that anything is sent over, or another way takes as long"),
+    ("execution", "slow_node_share", "it makes no node slower"),
+    ("memory", "logit_bytes bucket_bytes gather_buffer_bytes",
+     "another stage, or another moment of the step, needs more memory"),
+)  # fmt: skip
+_REASONS = {f"{section}.{name}": why for section, names, why in _HIDERS for name in names.split()}
 _OTHERWISE = "whatever it changes is hidden by something longer or larger"
 
-_SHOWN = frozenset(
-    {
-        "layout.tp",
-        "layout.pp",
-        "layout.vpp",
-        "layout.ep",
-        "strategy.name",
-        "execution.executor",
-        "execution.network",
-    }
-)
+_SHOWN = frozenset({"strategy.name", "execution.executor", "execution.network"})
+_SHOWN |= {"layout.tp", "layout.pp", "layout.vpp", "layout.ep"}
 """Never looked at: what decides which GPU does what, the executors, which give the same times by design, and flows, of
 which every result says what they cost."""
-_NO_FIGURES = frozenset(
-    {"strategy", "planning_wall_s", "execution_wall_s", "events", "spans", "plan", "notes", "network"}
-)
+_NO_FIGURES = ["strategy", "planning_wall_s", "execution_wall_s", "events", "spans", "plan", "notes"]
+_NO_FIGURES += ["network"]
 
 
 def hidden_settings(
@@ -105,14 +81,8 @@ def hidden_settings(
         try:
             plain = with_default(setup, key)
             mesh_degree = lru_cache(partial(settled_degree, plain, steps[0].lengths))
-            hidden = all(
-                _same_step(
-                    plain.at_step(step.setup.execution.step),
-                    step,
-                    mesh_degree if step is not steps[0] else None,
-                )
-                for step in steps
-            )
+            same = partial(_same_step, plain)
+            hidden = all(same(step, mesh_degree if step is not steps[0] else None) for step in steps)
         except HdpSimError:  # without it the step cannot run
             continue
         if hidden:
@@ -147,7 +117,7 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
     What is cheap to compare comes before the rest: few settings get as far as a plan of their own.
     """
     result, setup = step.result, step.setup
-    plan = result.plan
+    plan, plain = result.plan, plain.at_step(setup.execution.step)
     if plain.ranks != plan.ranks or capacity_tokens(plain) != result.rank_capacity_tokens:
         return False
     report = plan_memory(plain, plan)
@@ -187,28 +157,21 @@ def _planned_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
         return False  # dualpipe: packs depend on the groups
     if replace(options, packing=others.packing, padding=others.padding) != others:
         return False
-    parts, other_parts = (
-        (cost.model, cost.layout.changed(rank_capacity_tokens=None), cost.cluster, cost.cal)
-        for cost in (problem.cost, other.cost)
-    )
-    if parts != other_parts:
+    both = (problem, other)
+    costs = [(one.cost, one.cost.layout.changed(rank_capacity_tokens=None)) for one in both]
+    if len({(cost.model, layout, cost.cluster, cost.cal) for cost, layout in costs}) > 1:
         return False
-    return all(
-        _same(
-            *(
-                MeshPacks.of(one, one.options.packing, padding=one.options.padding, degree=degree)
-                for one in (problem, other)
-            )
-        )
-        for degree in mesh_degrees(problem)
-    )
+
+    def packs(one: PlanningProblem, degree: int) -> MeshPacks:
+        return MeshPacks.of(one, one.options.packing, padding=one.options.padding, degree=degree)
+
+    return all(_same(*(packs(one, degree) for one in both)) for degree in mesh_degrees(problem))
 
 
 def _same_factors(noise: Noise | None, other: Noise | None) -> bool:
     """Whether two draws of noise slow down the same things; no noise is a factor of 1."""
-    return all(
-        bool(np.all(_factor(noise, field.name) == _factor(other, field.name))) for field in fields(Noise)
-    )
+    pairs = ((_factor(noise, field.name), _factor(other, field.name)) for field in fields(Noise))
+    return all(bool(np.all(one == two)) for one, two in pairs)
 
 
 def _factor(noise: Noise | None, name: str) -> ArrayLike:

@@ -18,7 +18,7 @@ from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.step.step_costs import Epilogue
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.planning import planning_problem
-from hdpsim.simulator.play.pipeline.chain import Chain, make_chain
+from hdpsim.simulator.play.pipeline.chain import make_chain
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
 from hdpsim.simulator.setup import OF_PAPERS, Setup
 from hdpsim.simulator.strategies.hdp.groups import RESIDENT_LAYERS, size_grid
@@ -70,8 +70,10 @@ def _mixed_bound_s(problem: PlanningProblem, mixed: MixedCost) -> float:
     weights = speed / mixed.ranks_of_kind[:, None] / speed.sum(axis=0)
     layers = works[0].layers[:, None]
     attention = (weights[:, :, None] * np.array([work.attention_s for work in works])[:, None]).min(axis=0)
-    linear = (weights * np.array([work.linear_s for work in works])).min(axis=0)
-    least = (weights * np.array([work.floor_s for work in works])).min(axis=0)
+    linear, least = (
+        (weights * np.array([getattr(work, name) for work in works])).min(axis=0)
+        for name in ("linear_s", "floor_s")
+    )
     busy_s = np.maximum((layers * attention).sum(axis=1) + linear, least)
     fills = np.array([bound.fill_s() for bound in bounds]).min(axis=0)
     return max(bounds[0].around_s(busy_s, fills[0], fills[1]), chain_s)
@@ -125,12 +127,9 @@ class _StepBound:
         layout = self._cost.layout
         self._schedule = layout.pipeline.schedule
         self._split = layout.pipeline.schedule in SPLIT_SCHEDULES
-        self._chain: Chain = make_chain(
-            layout.pipeline.schedule, layout.parallel.pp, self._cost.kind.shape[1]
-        )
-        self._epilogue = around or epilogue(
-            self._cost, problem.ranks, data_s=0.0, windows=ComputeWindows.endless(layout.parallel.pp)
-        )
+        self._chain = make_chain(self._schedule, layout.parallel.pp, self._cost.kind.shape[1])
+        endless = ComputeWindows.endless(layout.parallel.pp)
+        self._epilogue = around or epilogue(self._cost, problem.ranks, data_s=0.0, windows=endless)
 
     def seconds(self) -> float:
         """See lower_bound_s."""
@@ -143,15 +142,13 @@ class _StepBound:
         rates = _stage_rates(self._cost, problem.capacity_tokens, problem.most_tokens)
         distinct, count = np.unique(problem.lengths, return_counts=True)
         least_s = self._cost.least_attention_s(distinct)
-        tokens = float(problem.lengths.sum())
+        tokens, attention_s = float(problem.lengths.sum()), rates.layers * float(count @ least_s)
         return _Work(
             layers=rates.layers,
             attention_s=count * least_s,
             linear_s=tokens * rates.linear_s,
             floor_s=tokens * rates.floor_s,
-            total_s=np.maximum(
-                rates.layers * float(count @ least_s) + tokens * rates.linear_s, tokens * rates.floor_s
-            ),
+            total_s=np.maximum(attention_s + tokens * rates.linear_s, tokens * rates.floor_s),
         )
 
     def around_s(self, busy_s: Floats, fill_s: Floats, drain_s: Floats) -> float:
@@ -189,9 +186,8 @@ class _StepBound:
     def chain_bound_s(self) -> float:
         """The longest sequence's way through all stages, from the first forward to the last backward."""
         epilogue, first = self._epilogue, self._chain.stage[:, 0]
-        optimizer_s = (
-            epilogue.optimizer_s[first] if self._schedule in STAGE_BY_STAGE else epilogue.optimizer_s.max()
-        )
+        optimizer_s = epilogue.optimizer_s
+        optimizer_s = optimizer_s[first] if self._schedule in STAGE_BY_STAGE else optimizer_s.max()
         edges_s = epilogue.parameter_gather_s[first] + epilogue.gradient_sync_s[first] + optimizer_s
         return self._chain_s() + float(edges_s.min())
 
@@ -212,13 +208,11 @@ class _StepBound:
         total_layers = cost.attention_layers_by_stage.sum()
         sequence_s = cost.sequence_s(longest, before, problem.compact_tier(before), least=True)
         attention_s = sequence_s / max(1, cost.busiest_attention_layers)
-        tokens = longest // grid
         kinds = cost.kind[self._chain.stage[0], self._chain.chunk[0]][: self._chain.virtual_stages]
         of_kind_s = cost.linear_by_kind_s(
-            tokens, without=overlapped_terms(cost), weight_gradients=not self._split
+            longest // grid, without=overlapped_terms(cost), weight_gradients=not self._split
         )
-        linear_s = of_kind_s[kinds].sum(axis=0)
-        chain_s = total_layers * attention_s * (before / grid) + linear_s
+        chain_s = total_layers * attention_s * (before / grid) + of_kind_s[kinds].sum(axis=0)
         if not self._split:
             chain_s = np.maximum(chain_s, cost.floor_by_kind_s[kinds].sum())
         return float(chain_s.min()) + 2.0 * len(kinds) * cost.pass_s

@@ -22,9 +22,8 @@ def plan_costs(
 ) -> StepCosts:
     """What everything in a plan takes; *mixed*: on nodes of several kinds; *traffic*: say, too, what is sent."""
     if mixed is None:
-        return step_costs(
-            cost, distinct_micro_batches(cost, plan), plan.ranks, data_s=data_s, traffic=traffic
-        )
+        distinct = distinct_micro_batches(cost, plan)
+        return step_costs(cost, distinct, plan.ranks, data_s=data_s, traffic=traffic)
     batches = plan_micro_batches(cost, plan)
     return mixed.step_costs(batches, plan.member_ranks, plan.member_offsets, data_s=data_s)
 

@@ -23,22 +23,12 @@ from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step_memory import (
-    capacity_tokens,
-    check_fits,
-    hosted_tokens,
-    memory_of,
-    plan_memory,
-)
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, hosted_tokens, memory_of, plan_memory
 from hdpsim.simulator.strategies.estimate_errors import EstimateError
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.registry import make_plan
 
-
-@shared(most=64)
-def _cost_of(key: tuple[object, ...]) -> MicroBatchCost:
-    model, layout, cluster, cal = key
-    return MicroBatchCost(model, layout, cluster, cal)  # type: ignore[arg-type]
+_cost_of = shared(most=64)(MicroBatchCost)
 
 
 def micro_batch_cost(setup: Setup) -> MicroBatchCost:
@@ -51,7 +41,7 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
         layout = layout.changed(cp_sharding=setup.cp_sharding)
     if layout.sharding.loss_average != "step" and not setup.strategy.in_turns:
         layout = layout.changed(loss_average="step")
-    return _cost_of((setup.model, layout, setup.cluster, cal))
+    return _cost_of(setup.model, layout, setup.cluster, cal)
 
 
 def plan_batch(
@@ -104,11 +94,8 @@ def _estimating(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
 
 def check_strategy(setup: Setup) -> None:
     """Raise InfeasibleError for a layout that the strategy cannot run, and for more ranks than can be planned."""
-    if (
-        setup.strategy.name != "static"
-        and setup.execution.network == "flows"
-        and setup.layout.meeting_ranks(setup.ranks) > 1
-    ):
+    meets = setup.layout.meeting_ranks(setup.ranks) > 1
+    if setup.strategy.name != "static" and setup.execution.network == "flows" and meets:
         raise InfeasibleError(
             "HDP ranks run different micro-batches and meet in every layer (layout.sharding = zero3, or experts across "
             "ranks): execution.network = flows does not follow that; use execution.network = independent"
@@ -120,16 +107,14 @@ def check_strategy(setup: Setup) -> None:
         )
     most, why = LIMITS["ranks"]
     if setup.ranks > most:
-        raise InfeasibleError(
-            f"{setup.ranks:,} ranks of tp x pp GPUs are to be planned; at most {most:,}: {why}"
-        )
+        planned = f"{setup.ranks:,} ranks of tp x pp GPUs are to be planned"
+        raise InfeasibleError(f"{planned}; at most {most:,}: {why}")
 
 
 def planning_problem(setup: Setup, lengths: ArrayLike) -> PlanningProblem:
     """What a strategy is asked for this batch."""
-    return _problem(
-        setup, _tokens_of(setup, lengths), [(kind, capacity_tokens(kind)) for kind in setup.kinds]
-    )
+    capacities = [(kind, capacity_tokens(kind)) for kind in setup.kinds]
+    return _problem(setup, _tokens_of(setup, lengths), capacities)
 
 
 def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
@@ -137,17 +122,15 @@ def _tokens_of(setup: Setup, lengths: ArrayLike) -> Ints:
     try:
         given = np.asarray(lengths)
     except (ValueError, OverflowError) as error:
-        raise UserInputError(
-            f"sequence lengths of a batch must be one list of whole numbers: {error}"
-        ) from error
+        wanted = "sequence lengths of a batch must be one list of whole numbers"
+        raise UserInputError(f"{wanted}: {error}") from error
     if given.ndim != 1 or not len(given):
         raise UserInputError("a batch needs at least one sequence, in one list of lengths")
     truth_values = isinstance(lengths, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, lengths))
     if given.dtype.kind not in "iu" or truth_values:
         every = np.asarray(lengths, dtype=object)
-        wrong = next(
-            (one for one in every if isinstance(one, bool) or not isinstance(one, Integral)), given[0]
-        )
+        others = (one for one in every if isinstance(one, bool) or not isinstance(one, Integral))
+        wrong = next(others, given[0])
         raise UserInputError(f"sequence lengths of a batch must be whole numbers, got {quoted(wrong)}")
     if given.min() <= 0 or given.max() > setup.context_tokens:
         raise UserInputError(
@@ -174,10 +157,8 @@ def _problem(setup: Setup, lengths: Ints, capacities: Sequence[tuple[Setup, int]
     if not isinstance(setup.cluster, MixedCluster):
         return kinds[0]
     check_mixed(setup.model, setup.cluster, setup.layout)
-    mixed = MixedCost(
-        kinds=tuple(problem.cost for problem in kinds),
-        rank_kind=rank_kinds(setup.cluster, setup.layout.parallel),
-    )
+    rank_kind = rank_kinds(setup.cluster, setup.layout.parallel)
+    mixed = MixedCost(kinds=tuple(problem.cost for problem in kinds), rank_kind=rank_kind)
     least = min(problem.capacity_tokens for problem in kinds)
     slowest = max((replace(problem, capacity_tokens=least) for problem in kinds), key=_slowness)
     return replace(slowest, mixed=mixed, kinds=kinds)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from hdpsim.cost_models.calibration.network import NetworkCalibration
-from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.tracing import shared
@@ -21,9 +19,7 @@ from hdpsim.simulator.play.flows.routes import Wired
 from hdpsim.simulator.play.randomness.noise import draw_noise, flaps_stream
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step_memory import (
-    with_allocator_waits,
-)
+from hdpsim.simulator.step_memory import with_allocator_waits
 
 
 def plan_noise(setup: Setup, plan: Plan, costs: StepCosts) -> Noise | None:
@@ -89,11 +85,10 @@ def wired(setup: Setup) -> Wired:
     """The links of the setup's cluster, and who has which GPU."""
     seed = int(setup.execution.seed)
     calibration = setup.calibration
-    links = _links_of(setup.cluster, calibration.network, calibration.host_memory_bytes_per_s, seed)
+    memory = calibration.host_memory_bytes_per_s
+    links = _links_of(setup.cluster, calibration.network, memory_bytes_per_s=memory, seed=seed)
     hashed = seed + int(setup.cluster.fabric.ecmp_seed)
     return Wired(links=links, parallel=setup.layout.parallel, seed=hashed)
 
 
-@shared(most=8)
-def _links_of(cluster: Cluster, calibration: NetworkCalibration, memory: float, seed: int) -> Links:
-    return Links.of(cluster, calibration, memory_bytes_per_s=memory, seed=seed)
+_links_of = shared(most=8)(Links.of)

@@ -17,10 +17,7 @@ from hdpsim.simulator.plan_micro_batches import plan_costs
 from hdpsim.simulator.play.randomness.garbage_collection import synchronised_pause_s
 from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step_memory import (
-    allocator_s,
-    settled_layout,
-)
+from hdpsim.simulator.step_memory import allocator_s, settled_layout
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
@@ -50,13 +47,11 @@ def price_micro_batches(
     setup: Setup, cost: MicroBatchCost, batches: MicroBatches, *, tokens: int, sequences: int
 ) -> StepCosts:
     """What the micro-batches of a step take that trains on so many tokens and sequences, and what surrounds them."""
-    return _with_data(
-        setup,
-        cost,
-        lambda data_s: step_costs(cost, batches, setup.ranks, data_s=data_s),
-        tokens=tokens,
-        sequences=sequences,
-    )
+
+    def priced(data_s: float) -> StepCosts:
+        return step_costs(cost, batches, setup.ranks, data_s=data_s)
+
+    return _with_data(setup, cost, priced, tokens=tokens, sequences=sequences)
 
 
 def _with_data(
@@ -80,9 +75,8 @@ def _data_path(setup: Setup, cost: MicroBatchCost, tokens: int, sequences: int) 
     ahead = pipeline.prefetch_steps if pipeline.asynchronous else 0
     shares = (cost.cluster, setup.calibration, pipeline)
     if setup.strategy.name == "static":
-        return DataPath(
-            loading_s=node_loading_s(tokens, setup.layout, *shares), planning_s=0.0, ahead_steps=ahead
-        )
+        read_s = node_loading_s(tokens, setup.layout, *shares)
+        return DataPath(loading_s=read_s, planning_s=0.0, ahead_steps=ahead)
     plan_s = planning_s(cost, sequences)
     if not setup.strategy.remote_data_loading:
         return DataPath(loading_s=loading_s(cost, tokens), planning_s=plan_s, ahead_steps=0)

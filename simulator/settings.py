@@ -13,31 +13,19 @@ from hdpsim.cost_models.layout.switch_metadata import about
 from hdpsim.simulator.setup import Setup
 
 FIELDS: Mapping[str, str] = {
-    "rank_capacity": "rank_capacity_tokens",
-    "gc_pause": "gc_pause_s",
-    "launch_skew": "launch_skew_s",
-    "link_flap_mean": "link_flap_mean_s",
-    "cuda_context": "cuda_context_bytes",
-    "libraries": "library_bytes",
-    "nccl_per_group": "nccl_bytes_per_group",
-    "fragmentation": "fragmentation_share",
-    "asynchronous_loading": "asynchronous",
-    "planning_time": "planning_s",
-    "price": "usd_per_hour",
-    "network_power": "network_w",
-    "co2": "co2_kg_per_kwh",
-}
+    "rank_capacity": "rank_capacity_tokens", "gc_pause": "gc_pause_s", "launch_skew": "launch_skew_s",
+    "link_flap_mean": "link_flap_mean_s", "cuda_context": "cuda_context_bytes", "libraries": "library_bytes",
+    "nccl_per_group": "nccl_bytes_per_group", "fragmentation": "fragmentation_share",
+    "asynchronous_loading": "asynchronous", "planning_time": "planning_s", "price": "usd_per_hour",
+    "network_power": "network_w", "co2": "co2_kg_per_kwh",
+}  # fmt: skip
 """Keys whose field has another name, mostly because it carries its unit."""
 
 _KEYS = {field: key for key, field in FIELDS.items()}
 _HOMES: Mapping[str, tuple[str, ...]] = {
-    "model": ("model",),
-    "layout": tuple(f"layout.{group}" for group in GROUPS),
-    "data": ("data_pipeline",),
-    "strategy": ("strategy",),
-    "memory": ("memory", "memory.overheads"),
-    "execution": ("execution",),
-}
+    "model": ("model",), "layout": tuple(f"layout.{group}" for group in GROUPS), "data": ("data_pipeline",),
+    "strategy": ("strategy",), "memory": ("memory", "memory.overheads"), "execution": ("execution",),
+}  # fmt: skip
 """Section of a scenario -> the parts of a setup that hold its keys, as paths of attributes."""
 _NO_KEYS = frozenset({"overheads", "spans", "record_links", "step", "replication"})
 
@@ -85,8 +73,7 @@ def with_default(setup: Setup, key: str) -> Setup:
     if section == "layout":
         return replace(setup, layout=setup.layout.changed(**{name: settings(setup)[key][1]}))
     home = next(home for home in _HOMES[section] if hasattr(_part(setup, home), name))
-    default = settings(setup)[key][1]
-    changed: Any = replace(_part(setup, home), **{name: default})
+    changed: Any = replace(_part(setup, home), **{name: settings(setup)[key][1]})
     while home:  # up to the setup itself
         home, _, attribute = home.rpartition(".")
         changed = replace(_part(setup, home), **{attribute: changed})

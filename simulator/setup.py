@@ -169,9 +169,8 @@ class ExecutionOptions(Checked):
     @property
     def draws_steps(self) -> bool:
         """Whether what is drawn changes from one step to the next."""
-        paused = self.gc_pause_s > 0 and not self.gc_synchronised
         drawn = self.jitter or self.node_jitter or self.step_jitter or self.slow_period_share
-        return bool(drawn or paused or self.link_flaps_per_hour)
+        return bool(drawn or (self.gc_pause_s > 0 and not self.gc_synchronised) or self.link_flaps_per_hour)
 
     @property
     def link_flaps(self) -> LinkFlaps:

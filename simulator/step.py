@@ -12,21 +12,12 @@ from hdpsim.cost_models.memory.peak import MemoryReport
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.simulator.plan import Plan
-from hdpsim.simulator.planning import (
-    plan_batch,
-)
+from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.play.execution import Execution, SharedLinks, Spans
-from hdpsim.simulator.playing import (
-    play_plan,
-)
+from hdpsim.simulator.playing import play_plan
 from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step_memory import (
-    allocator_notes,
-    fit_notes,
-    kind_notes,
-    recompute_notes,
-)
+from hdpsim.simulator.step_memory import allocator_notes, fit_notes, kind_notes, recompute_notes
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.without_effect import without_effect
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -93,8 +94,7 @@ def _ranks_of_the_context(setup: Setup) -> int:
         except OutOfMemoryError:
             return False
 
-    sizes = range(1, setup.ranks)
-    return 1 + bisect_left(sizes, True, key=holds)
+    return 1 + bisect_left(range(1, setup.ranks), True, key=holds)
 
 
 def _rotary_tables(setup: Setup) -> float:
@@ -228,12 +228,8 @@ def _kind_memory(
         ]
     else:
         asked = [(replace(setup, layout=settled_layout(setup, plan)), capacity, None)]
-    reports = [
-        memory_of(
-            one, tokens, micro_batches=micro_batches, sequence_tokens=longest, stage=stage, group_ranks=ranks
-        )
-        for one, tokens, ranks in asked
-    ]
+    of = partial(memory_of, micro_batches=micro_batches, sequence_tokens=longest, stage=stage)
+    reports = [of(one, tokens, group_ranks=ranks) for one, tokens, ranks in asked]
     return _with_communicators(setup, plan, max(reports, key=_filled))
 
 
@@ -295,9 +291,8 @@ def fit_notes(report: MemoryReport) -> tuple[str, ...]:
     needed, there = report.total_bytes / 2**30, report.capacity_bytes / 2**30
     on_host = ""
     if report.host_bytes > report.host_capacity_bytes:
-        on_host = (
-            f", {report.host_bytes / 2**30:.1f} of {report.host_capacity_bytes / 2**30:.1f} GiB of the host"
-        )
+        host, has = report.host_bytes / 2**30, report.host_capacity_bytes / 2**30
+        on_host = f", {host:.1f} of {has:.1f} GiB of the host"
     return (
         f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
         f"(memory.must_fit is off)",
@@ -307,9 +302,8 @@ def fit_notes(report: MemoryReport) -> tuple[str, ...]:
 def recompute_notes(setup: Setup) -> tuple[str, ...]:
     """A word where memory is told to keep much more or less than what time does not compute again."""
     layout, kept = setup.layout, setup.memory.overheads
-    if layout.recompute.kind != "selective" or (
-        kept.selective_share is None and kept.selective_keeps is None
-    ):
+    told_nothing = kept.selective_share is None and kept.selective_keeps is None
+    if layout.recompute.kind != "selective" or told_nothing:
         return ()
     key = "selective_share" if kept.selective_keeps is None else "selective_keeps"
     by_layout = replace(kept, selective_share=None, selective_keeps=None)
@@ -342,12 +336,8 @@ def with_allocator_waits(plan: Plan, wait_s: float, execution: Execution) -> Exe
     account_s[host] += waits_s[:, None]
     account_s[execution.accounts.index("wait_gradients")] += (waits_s.max() - waits_s)[:, None]
     longest_s = float(waits_s.max())
-    return replace(
-        execution,
-        step_s=execution.step_s + longest_s,
-        account_s=account_s,
-        allocator_wait_s=longest_s,
-    )
+    step_s = execution.step_s + longest_s
+    return replace(execution, step_s=step_s, account_s=account_s, allocator_wait_s=longest_s)
 
 
 def allocator_notes(wait_s: float, report: MemoryReport, execution: Execution) -> tuple[str, ...]:

@@ -93,8 +93,7 @@ def price_uniform(
 def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
     """Seconds and memory of one step; what refuses a layout most cheaply comes first."""
     if not _is_uniform(setup, batch):
-        result = simulate_step(setup, batch.lengths)
-        return result.step_s, result.memory
+        return _simulated(setup, batch)
     check_strategy(setup)
     capacity = capacity_tokens(setup)
     memory = _memory(setup, batch, capacity)
@@ -112,10 +111,14 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
     )
     groups = min(setup.ranks // degree, batch.packs(setup))
     if not rings_alike(cost.fabric, groups, degree, setup.layout.parallel.rank_stride):
-        result = simulate_step(setup, batch.lengths)
-        return result.step_s, result.memory
+        return _simulated(setup, batch)
     check_fits(setup, memory)
     return _seconds(priced, batch, degree), memory
+
+
+def _simulated(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
+    result = simulate_step(setup, batch.lengths)
+    return result.step_s, result.memory
 
 
 @shared(most=256)
@@ -136,9 +139,8 @@ def _seconds(setup: Setup, batch: _Batch, degree: int) -> float:
         crossing=crossing,
         copies=packs,
     )
-    costs = price_micro_batches(
-        setup, cost, batches, tokens=batch.sequences * batch.tokens, sequences=batch.sequences
-    )
+    tokens = batch.sequences * batch.tokens
+    costs = price_micro_batches(setup, cost, batches, tokens=tokens, sequences=batch.sequences)
     return play_with_data(costs, lambda played: replay_lone_step(played, most)).step_s
 
 

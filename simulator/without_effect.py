@@ -39,14 +39,10 @@ def without_effect(
     *largest_group* of the plan, whether it *shares_packs* of several sequences among ranks, and its memory *report*,
     where there is a plan, tell more.
     """
+    of_setup = (_of_sharding, _of_recomputation, _of_precision, _of_experts, _of_pipeline, _of_host)
     rules = (
         ("" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets"),
-        *_of_sharding(setup),
-        *_of_recomputation(setup),
-        *_of_precision(setup),
-        *_of_experts(setup),
-        *_of_pipeline(setup),
-        *_of_host(setup),
+        *(rule for of in of_setup for rule in of(setup)),
         *_of_needs(setup.layout),
         *_of_strategy(setup, largest_group, shares_packs=shares_packs),
         *_of_execution(setup),
@@ -109,8 +105,7 @@ def _of_precision(setup: Setup) -> Iterator[Rule]:
     layout = setup.layout
     wide = "precision is bf16" if layout.precision.products == "bf16" else ""
     yield wide, "memory", "eight_bit_copy_bytes"
-    sharded = "sharding is zero3" if layout.sharding.kind == "zero3" else ""
-    yield sharded, "memory", "eight_bit_copy_bytes"
+    yield "sharding is zero3" if layout.sharding.kind == "zero3" else "", "memory", "eight_bit_copy_bytes"
     has = {"attention": True, "latent": setup.model.expert_latent, "prediction": setup.model.mtp_layers}
     some = any(has[part] for part in parts_of_text(layout.precision.bf16_parts))
     yield "" if some else f"{setup.model.name} has no such parts", "layout", "bf16_parts"
@@ -161,9 +156,9 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
     name = f"strategy is {options.name}"
     if options.name == "static":
         parts = (
-            "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading"
+            "dynamic_groups selective_offloading offload_ratio communicators balancing remote_data_loading "
         )
-        yield f"{name}, they are parts of HDP", "strategy", f"{parts} estimate_error"
+        yield f"{name}, they are parts of HDP", "strategy", parts + "estimate_error"
     else:
         yield f"{name}, not static", "strategy", "activation_offload"
         remote = options.remote_data_loading
@@ -206,11 +201,8 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
     waits = options.name == "wlb-llm" and options.dynamic_groups
     yield "" if waits else f"{name}, in which no document waits", "strategy", "outlier_queues"
     if options.name in OF_PAPERS and options.dynamic_groups:
-        yield (
-            f"{name}, which packs by work",
-            "strategy",
-            "packing padding balancing selective_offloading offload_ratio",
-        )
+        keys = "packing padding balancing selective_offloading offload_ratio"
+        yield f"{name}, which packs by work", "strategy", keys
         yield f"{name}, whose groups are all ranks" if options.name == "distca" else "", "layout", "cp"
     elif options.name != "static" and options.dynamic_groups:
         if options.name == "hdp-naive" or not options.balancing:

@@ -18,28 +18,8 @@ from hdpsim.traces.summary import LengthBucket, TraceStatistics, bucket_label, s
 from hdpsim.traces.trace import RepeatedLengths, Trace
 
 __all__ = [
-    "LARGEST_LENGTH_TOKENS",
-    "Distribution",
-    "GlobalBatch",
-    "LengthBucket",
-    "LengthStream",
-    "LongSequencePolicy",
-    "RepeatedLengths",
-    "Trace",
-    "TraceStatistics",
-    "bucket_label",
-    "global_batches",
-    "iter_lengths",
-    "load_distribution",
-    "load_source",
-    "load_trace",
-    "open_stream",
-    "read_distribution",
-    "read_trace",
-    "shipped_distributions",
-    "shipped_traces",
-    "statistics",
-    "synthesize",
-    "synthesize_tokens",
-    "write_trace",
-]
+    "LARGEST_LENGTH_TOKENS", "Distribution", "GlobalBatch", "LengthBucket", "LengthStream", "LongSequencePolicy",
+    "RepeatedLengths", "Trace", "TraceStatistics", "bucket_label", "global_batches", "iter_lengths",
+    "load_distribution", "load_source", "load_trace", "open_stream", "read_distribution", "read_trace",
+    "shipped_distributions", "shipped_traces", "statistics", "synthesize", "synthesize_tokens", "write_trace",
+]  # fmt: skip

@@ -68,8 +68,7 @@ def npy_lengths(path: Path, column: str | None, chunk_rows: int) -> Iterator[Int
         return
     for start in range(0, len(array), chunk_rows):
         rows = min(chunk_rows, len(array) - start)
-        begin_bytes = array.offset + start * array.dtype.itemsize
-        piece = np.memmap(path, array.dtype, "r", begin_bytes, (rows,))
+        piece = np.memmap(path, array.dtype, "r", array.offset + start * array.dtype.itemsize, (rows,))
         try:
             yield from good_ones(lengths_from_array, piece)
         except BadValueError as error:
@@ -105,18 +104,16 @@ def _npz_head(archive: ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[
     """Shape and type of an array of an archive, without unpacking the array."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        forms = np.lib.format
+        read = forms.read_array_header_1_0 if version == (1, 0) else forms.read_array_header_2_0
         shape, _, dtype = read(file)
     return shape, dtype
 
 
 def _array_lengths(path: Path, array: NDArray[Any], what: str, chunk_rows: int) -> Iterator[Ints]:
     if array.ndim != 1:
-        raise TraceError(
-            f"{what} has {array.ndim} dimensions; expected one length after the other", str(path)
-        )
+        wrong = f"{what} has {array.ndim} dimensions; expected one length after the other"
+        raise TraceError(wrong, str(path))
     for start in range(0, len(array), chunk_rows):
         try:
             yield from good_ones(lengths_from_array, np.asarray(array[start : start + chunk_rows]))

@@ -95,16 +95,12 @@ def global_batches(
         UserInputError: arguments that contradict each other, or no sequence fits the context.
     """
     if policy not in get_args(LongSequencePolicy):
-        raise UserInputError(
-            f"policy must be one of {', '.join(get_args(LongSequencePolicy))}, got {quoted(policy)}"
-        )
+        known = ", ".join(get_args(LongSequencePolicy))
+        raise UserInputError(f"policy must be one of {known}, got {quoted(policy)}")
     if (budget_tokens is None) == (sequences is None):
         raise UserInputError("give the size of a global batch either in tokens or in sequences")
-    for key, value in (
-        ("context_tokens", context_tokens),
-        ("budget_tokens", budget_tokens),
-        ("sequences", sequences),
-    ):
+    given = {"context_tokens": context_tokens, "budget_tokens": budget_tokens, "sequences": sequences}
+    for key, value in given.items():
         if value is not None and value < 1:
             raise UserInputError(f"{key} must be at least 1, got {value}")
     if isinstance(source, Distribution):
@@ -196,9 +192,8 @@ class _Pieces:
             lengths = next(self._blocks, None)
             if lengths is None:
                 return False
-            block = cut_block(
-                lengths, self._context_tokens, self._policy, self.trailing_tokens, self.trailing_sequences
-            )
+            dropped = (self.trailing_tokens, self.trailing_sequences)
+            block = cut_block(lengths, self._context_tokens, self._policy, *dropped)
             self.trailing_tokens, self.trailing_sequences = block.trailing_tokens, block.trailing_sequences
             self.block, self.taken_tokens, self.counted = block, 0, 0
         return True
@@ -212,8 +207,7 @@ class _Pieces:
         ends = self.block.ends
         first = int(np.searchsorted(ends, self.taken_tokens, side="right"))
         last = int(np.searchsorted(ends, end_token, side="left"))
-        inner_ends = np.minimum(ends[first : last + 1], end_token)
-        lengths = np.diff(inner_ends, prepend=self.taken_tokens)
+        lengths = np.diff(np.minimum(ends[first : last + 1], end_token), prepend=self.taken_tokens)
         accounts = self.block.accounts[:, last + 1] - self.block.accounts[:, self.counted]
         long_tokens = int(lengths[self.block.of_long[first : last + 1]].sum())
         self.taken_tokens, self.counted = end_token, last + 1

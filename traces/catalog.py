@@ -37,16 +37,14 @@ def _shipped_trace(name: str) -> Trace:
     return Trace(lengths, name, (_DATA / f"{name}.txt").read_text(encoding="utf-8").strip())
 
 
-@cache
-def _shipped_distribution(name: str) -> Distribution:
-    return read_distribution(_DATA / f"{name}.yaml")
+_shipped_distribution = cache(read_distribution)
 
 
 def load_distribution(name_or_path: str | Path) -> Distribution:
     """Return a shipped distribution, or one from a YAML file (see `read_distribution`)."""
     name = str(name_or_path)
     if name in shipped_distributions():
-        return _shipped_distribution(name)
+        return _shipped_distribution(_DATA / f"{name}.yaml")
     if _looks_like_path(name, (".yaml", ".yml")):
         return read_distribution(name)
     raise _unknown(name, "distribution", shipped_distributions())

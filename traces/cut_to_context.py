@@ -96,9 +96,8 @@ def cut_block(
         np.cumsum(lengths - pieces, out=accounts[2, 1:])
         np.cumsum(too_long, out=accounts[3, 1:])
     elif policy == "chunk" and any_too_long:
-        first_piece = last_piece - counts + 1
         opened = np.zeros(len(pieces), dtype=np.int64)
-        opened[first_piece] = too_long
+        opened[last_piece - counts + 1] = too_long
         np.cumsum(opened, out=accounts[4, 1:])
     ends = np.cumsum(pieces)
     return Block(

@@ -54,27 +54,20 @@ class Distribution:
 
     def __post_init__(self) -> None:
         edges, shares = self.edges_tokens, self.token_shares
+        shown = shortened(str(list(edges)))
         if any(isinstance(edge, bool) or not isinstance(edge, int) for edge in edges):
-            raise TraceError(
-                f"edges_tokens must be whole numbers, got {shortened(str(list(edges)))}", self.name
-            )
+            raise TraceError(f"edges_tokens must be whole numbers, got {shown}", self.name)
         rising = all(low < high for low, high in pairwise(edges))
         if len(edges) < 2 or not rising or edges[0] < 1 or edges[-1] > LARGEST_LENGTH_TOKENS:
-            raise TraceError(
-                f"edges_tokens must be two or more numbers that increase from at least 1 to at most "
-                f"{LARGEST_LENGTH_TOKENS}, got {shortened(str(list(edges)))}",
-                self.name,
-            )
+            wanted = f"two or more numbers that increase from at least 1 to at most {LARGEST_LENGTH_TOKENS}"
+            raise TraceError(f"edges_tokens must be {wanted}, got {shown}", self.name)
         if len(shares) != len(edges) - 1:
-            raise TraceError(
-                f"{len(edges)} edges make {len(edges) - 1} buckets, but there are {len(shares)} token shares",
-                self.name,
-            )
+            buckets = f"{len(edges)} edges make {len(edges) - 1} buckets"
+            raise TraceError(f"{buckets}, but there are {len(shares)} token shares", self.name)
         total = math.fsum(shares)
         if not all(share >= 0 for share in shares) or not 0 < total < math.inf:
-            raise TraceError(
-                f"token shares must be 0 or more and not all 0, got {shortened(str(list(shares)))}", self.name
-            )
+            wrong = shortened(str(list(shares)))
+            raise TraceError(f"token shares must be 0 or more and not all 0, got {wrong}", self.name)
         object.__setattr__(self, "token_shares", tuple(share / total for share in shares))
 
     @property
@@ -97,8 +90,7 @@ class Distribution:
     def sample_shares(self) -> Floats:
         """Share of all sequences that each bucket holds."""
         sequences_per_token = np.array(self.token_shares) / self.bucket_mean_tokens
-        shares: Floats = sequences_per_token / sequences_per_token.sum()
-        return shares
+        return np.asarray(sequences_per_token / sequences_per_token.sum())
 
     @property
     def mean_tokens(self) -> float:
@@ -128,8 +120,7 @@ class Distribution:
         bucket = np.searchsorted(np.cumsum(self.sample_shares)[:-1], quantile, side="right")
         low, high = edges[bucket], edges[bucket + 1]
         # 1 - position lies in (0, 1] for a random() position, so that the lower edge itself is never drawn.
-        lengths = np.ceil(low * (high / low) ** (1.0 - position))
-        return np.clip(lengths, low + 1, high).astype(np.int64)
+        return np.clip(np.ceil(low * (high / low) ** (1.0 - position)), low + 1, high).astype(np.int64)
 
     def stream(self, seed: int) -> Iterator[Ints]:
         """Draw lengths without end, in blocks; the same seed gives the same stream."""

@@ -9,32 +9,17 @@ from hdpsim.errors import TraceError
 from hdpsim.quoting import LONGEST_NAME, quoted, shortened
 
 FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "txt",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".npy": "npy",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+    ".csv": "csv", ".tsv": "csv", ".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy",
+    ".npz": "npz", ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
 """Format of each file ending; the text forms (csv, txt, jsonl) may also end in .gz."""
 
 DEFAULT_COLUMNS = ("tokens", "length", "lengths", "length_tokens", "num_tokens", "seq_len", "n_tokens")
 """Names tried, in this order, when a file has several columns and none was asked for."""
 
 COUNT_COLUMNS = (
-    "count",
-    "counts",
-    "weight",
-    "weights",
-    "frequency",
-    "frequencies",
-    "freq",
-    "occurrences",
-    "repeats",
-)
+    "count", "counts", "weight", "weights", "frequency", "frequencies", "freq", "occurrences", "repeats",
+)  # fmt: skip
 """Names of columns that say how often a length counts: such a table is a histogram, not a list of lengths."""
 
 _GZIPPED = ("csv", "txt", "jsonl")
@@ -50,16 +35,13 @@ class FileFormat(NamedTuple):
 def file_format(path: Path) -> FileFormat:
     """Return the format that the ending of *path* stands for; TraceError lists the endings when it is none."""
     gzipped = path.suffix.lower() == ".gz"
-    suffix = Path(path.stem).suffix.lower() if gzipped else path.suffix.lower()
-    kind = FORMATS.get(suffix)
+    kind = FORMATS.get(Path(path.stem).suffix.lower() if gzipped else path.suffix.lower())
     if kind is None or (gzipped and kind not in _GZIPPED):
         endings = ", ".join(FORMATS)
         text_endings = ", ".join(f"{ending}.gz" for ending, kind in FORMATS.items() if kind in _GZIPPED)
         ending = "".join(path.suffixes[-2:] if gzipped else path.suffixes[-1:]) or "no ending"
-        raise TraceError(
-            f"unknown kind of trace file ({shortened(ending)}); known are {endings}, {text_endings}",
-            str(path),
-        )
+        unknown = f"unknown kind of trace file ({shortened(ending)})"
+        raise TraceError(f"{unknown}; known are {endings}, {text_endings}", str(path))
     return FileFormat(kind, gzipped)
 
 

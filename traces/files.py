@@ -103,9 +103,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             if form.gzipped:
                 import gzip
 
-                with gzip.GzipFile(
-                    filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0
-                ) as compressed:
+                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as compressed:
                     _write(trace.lengths, form.kind, compressed)
             else:
                 _write(trace.lengths, form.kind, file)

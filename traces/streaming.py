@@ -54,9 +54,8 @@ def open_stream(path: str | Path, column: str | None = None) -> LengthStream:
         rows = _parquet_rows(path)
     elif kind != "npz" and not gzipped:
         rows = _text_rows(path)
-    return LengthStream(
-        path=path, column=column, rows=rows, exact=kind in ("npy", "parquet") and rows is not None
-    )
+    exact = kind in ("npy", "parquet") and rows is not None
+    return LengthStream(path=path, column=column, rows=rows, exact=exact)
 
 
 def _npy_rows(path: Path) -> int | None:

@@ -113,7 +113,6 @@ def statistics(trace: Trace) -> TraceStatistics:
     bucket_tokens = np.bincount(bucket, weights=lengths)  # exact: sums stay far below 2**53
     percentiles = np.percentile(lengths, PERCENTILES, method="inverted_cdf")
     first = int(bucket.min())
-    squares = float(np.square(lengths, dtype=np.float64).sum())
     return TraceStatistics(
         name=trace.name,
         samples=len(lengths),
@@ -121,7 +120,7 @@ def statistics(trace: Trace) -> TraceStatistics:
         min_tokens=int(lengths.min()),
         max_tokens=int(lengths.max()),
         mean_tokens=tokens / len(lengths),
-        token_weighted_mean_tokens=squares / tokens,
+        token_weighted_mean_tokens=float(np.square(lengths, dtype=np.float64).sum()) / tokens,
         percentile_tokens=tuple(zip(PERCENTILES, map(int, percentiles), strict=True)),
         buckets=tuple(
             LengthBucket(upper_edge_tokens=2**k, samples=int(samples[k]), tokens=int(bucket_tokens[k]))

@@ -59,9 +59,8 @@ def _line_blocks(path: Path, gzipped: bool) -> Iterator[tuple[int, bytes]]:
             block += rest
             endless = b"\n" not in block and len(block) > _LONGEST_LINE_BYTES
             if endless or len(rest) == _LONGEST_LINE_BYTES:
-                raise TraceError(
-                    f"a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB: {_WHY_NO_LONGER}", str(path)
-                )
+                longest = f"{_LONGEST_LINE_BYTES >> 20} MiB"
+                raise TraceError(f"a line is longer than {longest}: {_WHY_NO_LONGER}", str(path))
             yield lines_before, block.removeprefix(_BYTE_ORDER_MARK) if lines_before == 0 else block
             lines_before += block.count(b"\n")
 
@@ -73,9 +72,8 @@ def _refuse(path: Path, message: str, row: int, line: int) -> NoReturn:
 def txt_lengths(path: Path, gzipped: bool, column: str | None = None) -> Iterator[Ints]:
     """Yield the lengths of a file with one length a line; `#` starts a comment, empty lines do not count."""
     if column is not None:
-        raise TraceError(
-            f"there is no column {quoted(column)}: a text file holds one length a line", str(path)
-        )
+        missing = f"there is no column {quoted(column)}"
+        raise TraceError(f"{missing}: a text file holds one length a line", str(path))
     import pyarrow as pa
 
     rows = 0
@@ -110,9 +108,8 @@ def jsonl_lengths(path: Path, gzipped: bool, column: str | None) -> Iterator[Int
     first = _first_json(path, gzipped)
     if not isinstance(first, dict):
         if column is not None:
-            raise TraceError(
-                f"there is no column {quoted(column)}: the lines are not JSON objects", str(path)
-            )
+            missing = f"there is no column {quoted(column)}"
+            raise TraceError(f"{missing}: the lines are not JSON objects", str(path))
         yield from txt_lengths(path, gzipped)
         return
     integers = {key: isinstance(value, int) and not isinstance(value, bool) for key, value in first.items()}
@@ -150,18 +147,14 @@ def _fast_jsonl(block: bytes, column: str) -> Ints | None:
     import pyarrow.json as pa_json
 
     try:
-        table = pa_json.read_json(
-            pa.BufferReader(block),
-            pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            pa_json.ParseOptions(
-                explicit_schema=pa.schema([(column, pa.int64())]), unexpected_field_behavior="ignore"
-            ),
-        )
+        read = pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        schema = pa.schema([(column, pa.int64())])
+        parse = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        table = pa_json.read_json(pa.BufferReader(block), read, parse)
         lengths = lengths_from_arrow(table.column(column).combine_chunks())
     except (pa.ArrowException, BadValueError, UnicodeEncodeError):
         return None
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    return lengths if len(lengths) == lines else None
+    return lengths if len(lengths) == block.count(b"\n") + (not block.endswith(b"\n")) else None
 
 
 def _careful_jsonl(path: Path, block: bytes, column: str, rows: int, lines_before: int) -> Iterator[Ints]:
@@ -267,8 +260,7 @@ class _Csv(NamedTuple):
                 float(field)
         except ValueError:
             return cls(path, gzipped, delimiter, None)
-        header = [f"column_{number}" for number in range(1, len(fields) + 1)]
-        return cls(path, gzipped, delimiter, header)
+        return cls(path, gzipped, delimiter, [f"column_{number}" for number in range(1, len(fields) + 1)])
 
     @contextlib.contextmanager
     def _records(self) -> Iterator[Any]:

@@ -45,8 +45,7 @@ class Trace:
             lengths = lengths_from_array(values)
         except BadValueError as error:
             raise TraceError(error.message, self.name, error.index + 1) from None
-        small = lengths.max() <= np.iinfo(np.int32).max
-        stored = lengths.astype(np.int32) if small else lengths
+        stored = lengths.astype(np.int32) if lengths.max() <= np.iinfo(np.int32).max else lengths
         stored.flags.writeable = False
         object.__setattr__(self, "lengths", stored)
 

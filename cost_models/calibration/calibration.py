@@ -299,9 +299,8 @@ def _entries(
         again = f"a file of another version of hdpsim? Copy them from {like}, or `hdpsim calibrate` makes it again"
         section.problems.add(section.key, f"missing {', '.join(missing)}; {again}")
     section.take(*known)
-    found = {
-        key: _entry(section.mapping(key), key) for key in section.given if key in known and key not in missing
-    }
+    read = [key for key in section.given if key in known and key not in missing]
+    found = {key: _entry(section.mapping(key), key) for key in read}
     section.finish()
     return found
 

@@ -53,11 +53,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 def aliases(kind: Kind) -> dict[str, str]:
     """Every other spelling a kind knows, and the name it stands for."""
-    found: dict[str, str] = {}
-    for name in names(kind):
-        for alias in _document(kind, name).data.get("aliases", ()):
-            found[alias] = name
-    return found
+    return {alias: name for name in names(kind) for alias in _document(kind, name).data.get("aliases", ())}
 
 
 def gpu(name: str) -> Gpu:
@@ -94,9 +90,8 @@ def cluster_of(node_or_name: Node | str, gpus: int, fabric: Fabric | None = None
     base = node(node_or_name) if isinstance(node_or_name, str) else node_or_name
     if gpus < 1 or gpus % base.gpus:
         raise InfeasibleError(f"{gpus} GPUs are not a whole number of {base.name} nodes of {base.gpus} GPUs")
-    return Cluster(
-        name=f"{gpus} x {base.gpu.name}", node=base, nodes=gpus // base.gpus, fabric=fabric or Fabric()
-    )
+    name = f"{gpus} x {base.gpu.name}"
+    return Cluster(name=name, node=base, nodes=gpus // base.gpus, fabric=fabric or Fabric())
 
 
 def node_with(gpu: str, domain: int | None = None) -> Node:
@@ -265,14 +260,11 @@ def _looked_up(kind: Kind, name: str) -> tuple[str | None, str]:
     Exact names first, aliases only when needed (they read every file).
     """
     wanted = {_folded(spelling) for spelling in (name, _NOT_OF_THE_NAME[kind].sub("", name))}
-    for known in names(kind):
-        if _folded(known) in wanted:
+    spellings = {**{known: known for known in names(kind)}, **aliases(kind)}
+    for spelling, known in spellings.items():
+        if _folded(spelling) in wanted:
             return known, ""
-    spellings = aliases(kind)
-    for alias, known in spellings.items():
-        if _folded(alias) in wanted:
-            return known, ""
-    hint = did_you_mean(name, (*names(kind), *spellings))
+    hint = did_you_mean(name, tuple(spellings))
     if name.endswith((".yaml", ".yml")):
         hint = f" (files are read for models and clusters; write the {kind} as a mapping)"
     return None, f"there is no {kind} {quoted(name)} in the catalog{hint}; known: {', '.join(names(kind))}"

@@ -66,10 +66,8 @@ def _base(value: Any, known: Any) -> Any:
     """*known*, unless it has something that *value* has none of: a file cannot take away what it is like."""
     if known is None:
         return None
-    lost = (
-        getattr(value, item.name) is None and getattr(known, item.name) is not None for item in fields(value)
-    )
-    return None if any(lost) else known
+    pairs = ((getattr(value, item.name), getattr(known, item.name)) for item in fields(value))
+    return None if any(own is None and other is not None for own, other in pairs) else known
 
 
 def _differences(value: Any, known: Any) -> Document:

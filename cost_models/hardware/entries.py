@@ -19,17 +19,17 @@ from hdpsim.ranges import RANGES
 Made = TypeVar("Made")
 Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Mamba, Model)
 
-_DUPLEX_SHARE = (
-    18.5 / 25.9
-)  # each way with both busy over one way, A100 PCIe Gen4 (NVIDIA/nvbandwidth README)
+# Each way with both busy over one way, A100 PCIe Gen4 (NVIDIA/nvbandwidth README)
+_DUPLEX_SHARE = 18.5 / 25.9
 
 
 def _rate(name: str) -> Key:
     return Key(name, "bandwidth", "GB/s", 9)
 
 
-def _like(kind: str) -> Key:
-    return Key(kind=kind)
+def _like(**names: str) -> dict[str, Key]:
+    """The fields of the *names*, whose ranges are called otherwise."""
+    return {field: Key(kind=kind) for kind, fields in names.items() for field in fields.split()}
 
 
 KEYS: dict[type, dict[str, Key]] = {
@@ -45,48 +45,28 @@ KEYS: dict[type, dict[str, Key]] = {
         "tdp_w": Key("tdp", "power", "W"),
         "idle_w": Key("idle", "power", "W"),
         "usd_per_hour": Key("price", "money", "USD/h"),
-        "exponentials": _like("ratio"),
+        **_like(ratio="exponentials"),
     },
     Node: {
         "nic_bytes_per_s": _rate("nic"),
         "host_memory_bytes": Key("host_memory", "bytes", "B"),
         "ring_step_s": Key("ring_step", "time", "s"),
-        "gpus": _like("gpus_per_node"),
-        "nic_efficiency": _like("positive_share"),
-        "collective_share": _like("positive_share"),
-        "all_to_all_share": _like("positive_share"),
-        "host_time": _like("ratio"),
-        "server_ratio": _like("server_ratio"),
+        **_like(gpus_per_node="gpus", ratio="host_time", server_ratio="server_ratio"),
+        **_like(positive_share="nic_efficiency collective_share all_to_all_share"),
     },
     Fabric: {
         "hop_latency_s": Key("hop_latency", "time", "s"),
-        "leaf_oversubscription": _like("oversubscription"),
-        "spine_oversubscription": _like("oversubscription"),
+        **_like(oversubscription="leaf_oversubscription spine_oversubscription"),
     },
-    Model: {
-        "kv_heads": _like("heads"),
-        "shared_expert_ffn": _like("ffn_hidden"),
-        "dense_layers": _like("layers"),
-        "dense_ffn_hidden": _like("ffn_hidden"),
-        "sliding_window": _like("window_tokens"),
-        "learned_positions": _like("positions"),
-        "adapter_rank": _like("lora_rank"),
-        "expert_latent": _like("lora_rank"),
-    },
-    Mamba: {
-        "state": _like("head_dim"),
-        "groups": _like("heads"),
-        "conv": _like("head_dim"),
-        "chunk": _like("head_dim"),
-    },
-    LatentAttention: {
-        "q_lora_rank": _like("lora_rank"),
-        "kv_lora_rank": _like("lora_rank"),
-        "qk_nope_head_dim": _like("head_dim"),
-        "qk_rope_head_dim": _like("head_dim"),
-        "v_head_dim": _like("head_dim"),
-    },
-}
+    Model: _like(
+        heads="kv_heads", layers="dense_layers", ffn_hidden="shared_expert_ffn dense_ffn_hidden",
+        window_tokens="sliding_window", positions="learned_positions", lora_rank="adapter_rank expert_latent",
+    ),
+    Mamba: _like(heads="groups", head_dim="state conv chunk"),
+    LatentAttention: _like(
+        lora_rank="q_lora_rank kv_lora_rank", head_dim="qk_nope_head_dim qk_rope_head_dim v_head_dim"
+    ),
+}  # fmt: skip
 
 
 def read_gpu(fields: Fields, name: str) -> Gpu | None:
@@ -100,9 +80,8 @@ def read_node(fields: Fields, name: str, gpu: Gpu | None) -> Node | None:
     """A node around *gpu*; None when something was noted."""
     gpus, board = fields.integer("gpus", kind="gpus_per_node"), fields.integer("board_gpus", default=0)
     if board == 1 or 0 < board < gpus:
-        fields.problems.add(
-            fields.dotted("board_gpus"), f"must be at least 2 and the node's {gpus}, got {board}"
-        )
+        wrong = f"must be at least 2 and the node's {gpus}, got {board}"
+        fields.problems.add(fields.dotted("board_gpus"), wrong)
     nics = fields.integer("nics")
     return _built(fields, Node, name, gpu=gpu, gpus=gpus, nics=nics, board_gpus=board or None)
 
@@ -112,11 +91,9 @@ def read_cluster(fields: Fields, name: str, node: Node | None) -> Cluster | None
     nodes = _nodes(fields, node)
     fabric = _built(fields.mapping("fabric"), Fabric)
     most = RANGES["gpus"]
-    if node is not None and not most.holds(nodes * node.gpus):
-        fields.problems.add(
-            fields.dotted("nodes"),
-            f"{nodes:,} nodes of {node.gpus} GPUs: {most.complaint(nodes * node.gpus)}",
-        )
+    if node is not None and not most.holds(gpus := nodes * node.gpus):
+        wrong = f"{nodes:,} nodes of {node.gpus} GPUs: {most.complaint(gpus)}"
+        fields.problems.add(fields.dotted("nodes"), wrong)
     return _built(fields, Cluster, name, node=node, nodes=nodes, fabric=fabric)
 
 
@@ -150,10 +127,8 @@ def read_model(fields: Fields, name: str) -> Model | None:
     """A model; None when something was noted."""
     heads, hidden = fields.integer("heads"), fields.integer("hidden")
     if not fields.has("head_dim") and hidden % heads:
-        fields.problems.add(
-            fields.dotted("head_dim"),
-            f"is required: hidden {hidden} does not divide by {heads} heads",
-        )
+        wrong = f"is required: hidden {hidden} does not divide by {heads} heads"
+        fields.problems.add(fields.dotted("head_dim"), wrong)
     every = fields.number("full_attention_every", default=0)
     return _built(
         fields,

@@ -104,9 +104,8 @@ class _Config:
             return []
         allowed = RANGES["layers"].from_least(0)
         if not isinstance(value, list) or not all(map(allowed.holds, value)):
-            raise CatalogError(
-                f"{self.where}: {key} must be a list of whole numbers from {allowed}, got {quoted(value)}"
-            )
+            wanted = f"must be a list of whole numbers from {allowed}"
+            raise CatalogError(f"{self.where}: {key} {wanted}, got {quoted(value)}")
         return value
 
     def has(self, name: str) -> bool:
@@ -178,9 +177,8 @@ def _model(config: _Config, name: str) -> Model:
     latent = _latent_attention(config)
     head_dim = latent.v_head_dim if latent else config.count("head_dim", default=hidden // heads)
     if latent is None and not config.has("head_dim") and hidden % heads:
-        raise CatalogError(
-            f"{config.where}: head_dim is missing and {hidden} does not divide by {heads} heads"
-        )
+        wrong = f"head_dim is missing and {hidden} does not divide by {heads} heads"
+        raise CatalogError(f"{config.where}: {wrong}")
     multi_query = config.flag("multi_query") and not config.flag("new_decoder_architecture")
     kv_heads = config.count("kv_heads", default=1 if multi_query else heads)
     experts = config.count("experts", default=0)
@@ -257,9 +255,8 @@ def _dense_layers(config: _Config, experts: int, layers: int) -> int:
         raise CatalogError(f"{config.where}: only every {every}th layer has experts; not supported")
     only_dense = config.numbers("mlp_only_layers")
     if only_dense != list(range(len(only_dense))):
-        raise CatalogError(
-            f"{config.where}: mlp_only_layers ({quoted(only_dense)}) are not the first layers; not supported"
-        )
+        wrong = f"mlp_only_layers ({quoted(only_dense)}) are not the first layers"
+        raise CatalogError(f"{config.where}: {wrong}; not supported")
     return config.count("dense_layers", default=len(only_dense))
 
 
@@ -340,9 +337,9 @@ def _with_layers(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with the number of layers that a list of blocks or a pattern says, where it says no other."""
     listed = data.get("layers_block_type") or data.get("hybrid_override_pattern")
     stated = any(data.get(key) is not None for key in _key("layers").names)
-    return (
-        data if stated or not isinstance(listed, list | str) else {**data, "num_hidden_layers": len(listed)}
-    )
+    if stated or not isinstance(listed, list | str):
+        return data
+    return {**data, "num_hidden_layers": len(listed)}
 
 
 def _hybrid(config: _Config) -> dict[str, Any]:
@@ -354,14 +351,8 @@ def _hybrid(config: _Config) -> dict[str, Any]:
     predicted = _pattern(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     mamba = None
     if "M" in pattern:
-        mamba = Mamba(
-            heads=config.count("mamba_heads"),
-            head_dim=config.count("mamba_head_dim"),
-            state=config.count("mamba_state"),
-            groups=config.count("mamba_groups", default=1),
-            conv=config.count("mamba_conv", default=4),
-            chunk=config.count("mamba_chunk", default=128),
-        )
+        usual = {"heads": None, "head_dim": None, "state": None, "groups": 1, "conv": 4, "chunk": 128}
+        mamba = Mamba(**{name: config.count(f"mamba_{name}", default) for name, default in usual.items()})
     return {
         "layer_pattern": pattern,
         "mtp_pattern": predicted if config.count("mtp", default=0) else "",
@@ -382,10 +373,6 @@ def _latent_attention(config: _Config) -> LatentAttention | None:
     """Low-rank attention when its ranks are given."""
     if config.raw("kv_lora_rank") is None:
         return None
-    return LatentAttention(
-        q_lora_rank=config.count("q_lora_rank", default=0),
-        kv_lora_rank=config.count("kv_lora_rank"),
-        qk_nope_head_dim=config.count("qk_nope_head_dim"),
-        qk_rope_head_dim=config.count("qk_rope_head_dim"),
-        v_head_dim=config.count("v_head_dim"),
-    )
+    others = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    queries = config.count("q_lora_rank", default=0)
+    return LatentAttention(q_lora_rank=queries, **{name: config.count(name) for name in others})

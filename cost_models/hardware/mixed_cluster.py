@@ -96,10 +96,9 @@ class MixedCluster(Cluster):
         for group in self.groups:
             counts[group.node] += group.nodes * group.node.gpus
         names = [node.gpu.name for node in counts]
-        unique = len(set(names)) == len(names)
-        return " + ".join(
-            f"{gpus:,} x {node.gpu.name if unique else node.name}" for node, gpus in counts.items()
-        )
+        if len(set(names)) < len(names):
+            names = [node.name for node in counts]
+        return " + ".join(f"{gpus:,} x {name}" for name, gpus in zip(names, counts.values(), strict=True))
 
 
 def cluster_of_groups(

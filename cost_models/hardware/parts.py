@@ -157,9 +157,8 @@ def degraded_links(text: str) -> dict[str, float]:
         except ValueError:
             factors[name] = math.nan
         if not name or not 0.0 <= factors[name] <= 1.0:
-            raise UserInputError(
-                f"expected NAME=FACTOR; ... with factors from 0 (cut) to 1, got {quoted(part)}"
-            )
+            wanted = "expected NAME=FACTOR; ... with factors from 0 (cut) to 1"
+            raise UserInputError(f"{wanted}, got {quoted(part)}")
         if not _may_be_link(name):
             raise UserInputError(f"no link is called {name!r}; names begin with {':, '.join(KINDS)}:")
     return factors

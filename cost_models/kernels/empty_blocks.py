@@ -46,6 +46,5 @@ def empty_blocks_s(
     started = heads * np.add.reduceat(held, starts) * most
     places = gpu.sm_count * RESIDENT_BLOCKS[backward]
     waiting = np.clip(started - places, 0.0, started - heads * filled)
-    return np.asarray(
-        waiting * (cal.empty_block_backward_s if backward else cal.empty_block_forward_s) / places
-    )
+    life_s = cal.empty_block_backward_s if backward else cal.empty_block_forward_s
+    return np.asarray(waiting * life_s / places)

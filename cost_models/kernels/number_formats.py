@@ -29,12 +29,7 @@ OPERAND_BYTES: dict[ProductPrecision, float] = {
 # measures on B300: products with their casts less products alone, 12 of a layer, 2.48e9 elements in 2.69 ms (NVFP4) and
 # 1.82 ms (MXFP8) at 7.2 TB/s. FP8: delayed scaling; a scale taken from the tensor itself reads it once more (H200 in
 # the same tutorial: 3.8 and 6.1 B).
-CAST_BYTES: dict[ProductPrecision, float] = {
-    "bf16": 0.0,
-    "fp8": 2.0 + 2 * 1.0,
-    "mxfp8": 5.3,
-    "nvfp4": 7.8,
-}
+CAST_BYTES: dict[ProductPrecision, float] = {"bf16": 0.0, "fp8": 2.0 + 2 * 1.0, "mxfp8": 5.3, "nvfp4": 7.8}
 # What scales of 8-bit tensors add: none where they were known before (delayed), a read for the maximum of the tensor;
 # for maxima of every row and every column (each contraction has its own) two. Blocks of 128 lie within what a kernel
 # holds: only their scales of 4 B are written, along rows and along columns. Source: as above; pytorch/ao,

@@ -42,9 +42,8 @@ class ExpertParallel:
     @property
     def rows_share(self) -> float:
         """Rows of the experts' products over a rank's tokens: a GPU meets those of all GPUs that share its experts."""
-        return (
-            self._model.top_k / self._layout.parallel.tp * self._imbalance * self._layout.parallel.expert_cut
-        )
+        parallel = self._layout.parallel
+        return self._model.top_k / parallel.tp * self._imbalance * parallel.expert_cut
 
     @property
     def _imbalance(self) -> float:
@@ -60,14 +59,8 @@ class ExpertParallel:
     def _routed_bytes(self, tokens: Floats) -> Floats:
         """Routed copies of the tokens of one GPU."""
         model = self._model
-        return (
-            BF16_BYTES
-            * model.routed_hidden
-            * model.top_k
-            * self._imbalance
-            * tokens
-            / self._layout.parallel.tp
-        )
+        routed = BF16_BYTES * model.routed_hidden * model.top_k * self._imbalance * tokens
+        return routed / self._layout.parallel.tp
 
     @priced("expert_all_to_all")
     def all_to_all_s(self, tokens: Floats) -> Floats:
@@ -166,8 +159,7 @@ def parts_of_a_token(experts: int, top_k: int, parts: int) -> float:
 
     parts x (1 - C(E - E / parts, k) / C(E, k))
     """
-    elsewhere = experts - experts // parts
-    return parts * (1.0 - comb(elsewhere, top_k) / comb(experts, top_k))
+    return parts * (1.0 - comb(experts - experts // parts, top_k) / comb(experts, top_k))
 
 
 def beside_the_other_micro_batch_s(

@@ -47,24 +47,16 @@ class _Products:
         """The columns of *ops*: all grouped, or none."""
         rows = [(op.columns, op.inner, op.rows_share, op.groups) for op in ops]
         columns, inner, share, groups = np.array(rows, dtype=np.float64).T[:, :, None]
-        grouped = ops[0].groups > 1
-        efficiency, overlap = (
-            (cal.grouped_gemm_efficiency, cal.grouped_gemm_overlap) if grouped else (1.0, 1.0)
-        )
+        efficiency, overlap = 1.0, 1.0
+        if ops[0].groups > 1:
+            efficiency, overlap = cal.grouped_gemm_efficiency, cal.grouped_gemm_overlap
         rates = scaled_rates(layout.precision.fp8_scaling, cal) if precision == "fp8" else (1.0, 1.0)
         forward, gradient = (efficiency * rate for rate in rates)
         output_bytes = product_output_bytes(layout)
-        by_pass = np.array(
-            [
-                (forward, overlap, BF16_BYTES),
-                (gradient, overlap, BF16_BYTES),
-                (
-                    gradient * cal.weight_gradient_efficiency,
-                    min(overlap, accumulate_overlap(output_bytes, cal)),
-                    output_bytes,
-                ),
-            ]
-        ).T[:, :, None, None]
+        weight_overlap = min(overlap, accumulate_overlap(output_bytes, cal))
+        weight = (gradient * cal.weight_gradient_efficiency, weight_overlap, output_bytes)
+        passes = [(forward, overlap, BF16_BYTES), (gradient, overlap, BF16_BYTES), weight]
+        by_pass = np.array(passes).T[:, :, None, None]
         outputs = np.stack([columns, inner, columns])
         return cls(precision, inner, columns, outputs, share, groups, *by_pass)
 

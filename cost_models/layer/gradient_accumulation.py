@@ -47,10 +47,8 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
     if how == "fused" or layout.sharding.kind == "zero3" or model.frozen:
         return 0.0
     parameters = sum(count * kind_shard(model, layout, kind).total for kind, count in held.by_kind)
-    vocabularies = (
-        1 if model.tied_embeddings and layout.parallel.pp == 1 else int(held.embedding) + int(held.head)
-    )
+    tied = model.tied_embeddings and layout.parallel.pp == 1
+    vocabularies = 1 if tied else int(held.embedding) + int(held.head)
     parameters += vocabularies * vocabulary_shard(model, layout)
-    copies = {"separate": 2.0, "cast": 4.0}[how]
-    traffic_bytes = BF16_BYTES + copies * layout.precision.gradient_bytes
+    traffic_bytes = BF16_BYTES + {"separate": 2.0, "cast": 4.0}[how] * layout.precision.gradient_bytes
     return float(memory_bound_s(traffic_bytes * parameters, gpu, cal))

@@ -73,14 +73,8 @@ class LayerCost:
         ops = self._products_of_blocks()
         blocks, rest = self._arranged(ops)
         self._gpu, self._cal = cluster.gpu, cal
-        products = partial(
-            LayerGemms,
-            layout=layout,
-            gpu=cluster.gpu,
-            cal=cal,
-            precision=layout.precision.products,
-            full_width=model.hidden,
-        )
+        products = partial(LayerGemms, layout=layout, gpu=cluster.gpu, cal=cal, full_width=model.hidden)
+        products = partial(products, precision=layout.precision.products)
         self._adapted = adapted_matrices(model, layout, moe=moe)
         self._adapters = products(adapter_ops(model, layout, moe=moe)) if self._adapted else None
         products = partial(products, frozen=model.frozen)
@@ -98,8 +92,7 @@ class LayerCost:
         blocks = [_Block(ops[:-1], ops[-1:]) for block, ops in of.items() if block in joined]
         rest = tuple(op for block, ops in of.items() if block not in joined for op in ops)
         if self._model.parallel_block and cut_like_dense:
-            one = self._layout.kernels.joined_block and not self._moe
-            blocks = [_side_by_side(*blocks, joined=one)]
+            blocks = [_side_by_side(*blocks, joined=self._layout.kernels.joined_block and not self._moe)]
         return blocks, rest
 
     def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
@@ -141,16 +134,13 @@ class LayerCost:
         """
         if self._expert_gemms is None or self._layout.pipeline.schedule in SPLIT_SCHEDULES:
             return np.zeros_like(tokens)
-        there, here = (
-            self._expert_gemms.seconds(each, backward=backward) for each in (routed_tokens, tokens)
-        )
-        return there - here
+        seconds = partial(self._expert_gemms.seconds, backward=backward)
+        return seconds(routed_tokens) - seconds(tokens)
 
     def weight_gradient_s(self, tokens: Floats) -> Floats:
         """The weight gradients in gemm_s of the backward; each distinct number of tokens is priced once."""
         distinct, place = np.unique(tokens, return_inverse=True)
-        seconds: Floats = (self._adapters or self._gemms).weight_gradient_s(distinct)[place]
-        return seconds
+        return np.asarray((self._adapters or self._gemms).weight_gradient_s(distinct)[place])
 
     def small_kernels_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Norms, residual adds, rotary embedding, activation function, routing (see small_kernels), casts to 8 bit."""

@@ -28,6 +28,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import group_shape
+from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -162,17 +163,14 @@ class MambaExchange:
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> Floats:
         """[n]: of one layer's forward, or of its backward."""
         out = np.zeros(group_size.shape)
-        for size, level in {(int(d), int(t)) for d, t in zip(group_size, tier, strict=True) if d > 1}:
+        for here, size, level in Groups(tokens_per_rank, group_size, tier).kinds():
             if size > self._most:
                 raise InfeasibleError(
                     f"context parallelism spreads the heads of Mamba-2 layers over a group: {size} ranks are more than "
                     f"the {self._most} heads of a GPU (tp = {self._layout.parallel.tp})"
                 )
-            here = (group_size == size) & (tier == level)
-            tokens, group = (
-                tokens_per_rank[here],
-                group_shape(self._layout, self._collectives.fabric, size, level),
-            )
+            tokens = tokens_per_rank[here]
+            group = group_shape(self._layout, self._collectives.fabric, size, level)
             there, back = self._widths(size)
             copied = 2.0 * BF16_BYTES * (COPIES_THERE * sum(there) + COPIES_BACK * back) * tokens
             seconds = memory_bound_s(copied, self._gpu, self._cal)
@@ -183,20 +181,15 @@ class MambaExchange:
 
     def sent(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> SentTimes:
         """What a GPU sends to other nodes in all exchanges."""
-        far = (group_size > 1.0) & (tier > 0)
-        seconds = np.where(far, self.seconds(tokens_per_rank, group_size, tier), 0.0)
+        groups = Groups(tokens_per_rank, group_size, tier)
+        seconds = np.where(groups.far, self.seconds(tokens_per_rank, group_size, tier), 0.0)
         sent, rate = np.zeros_like(seconds), np.ones_like(seconds)
-        for size, level in {(int(d), int(t)) for d, t in zip(group_size[far], tier[far], strict=True)}:
-            here = far & (group_size == size) & (tier == level)
+        for here, size, level in groups.kinds():
+            if not level:
+                continue
             group = group_shape(self._layout, self._collectives.fabric, size, level)
             there, back = self._widths(size)
             elsewhere = 1.0 - group.ranks_per_node / size
             sent[here] = BF16_BYTES * (sum(there) + back) * tokens_per_rank[here] * elsewhere
             rate[here] = min(network for _, network in self._collectives.wires(group).remote)
-        return SentTimes(
-            times=far.astype(np.float64),
-            hidden_s=np.zeros_like(seconds),
-            fixed_s=np.maximum(0.0, seconds - sent / rate),
-            sent_bytes=np.minimum(sent, seconds * rate),
-            bytes_per_s=rate,
-        )
+        return SentTimes.of_collective(seconds, sent, rate, counted=groups.far)

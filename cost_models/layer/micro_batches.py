@@ -72,8 +72,7 @@ class MicroBatches:
     @property
     def groups(self) -> Groups:
         """The groups that share them."""
-        sizes = self.group_size.astype(np.float64)
-        return Groups(self.tokens_per_rank, sizes, self.tier, self.crossing)
+        return Groups(self.tokens_per_rank, self.group_size.astype(np.float64), self.tier, self.crossing)
 
     @property
     def count(self) -> int:
@@ -86,11 +85,8 @@ class MicroBatches:
         if self.count == 1:
             return True
         segments, left_over = divmod(len(self.segment_tokens), max(1, self.count))
-        if (
-            left_over
-            or not self.count
-            or (self.segment_offsets[1:] - self.segment_offsets[:-1] != segments).any()
-        ):
+        held = self.segment_offsets[1:] - self.segment_offsets[:-1]
+        if left_over or not self.count or (held != segments).any():
             return False
         by_micro_batch = self.segment_tokens.reshape(self.count, segments)
         # Equal segments have equal tokens, so that only the padding is left to compare.

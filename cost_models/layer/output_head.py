@@ -19,9 +19,8 @@ LOSS_PASSES_BYTES = 12.0  # fused cross-entropy on fp32 logits: write, read, wri
 # torch.compile moves 48: maximum 2 + 4, exponential and sum into a new buffer 4 + 4, copied back 4 + 4, divide 4 + 4;
 # gradient: copied 4 + 4, scaled 4 + 4 + 2 (core/fusions/fused_cross_entropy.py; its note of 2026 tells of the copies).
 SEPARATE_LOSS_PASSES_BYTES = 52.0
-METRIC_BYTES = (
-    14.0  # torch.nn.CrossEntropyLoss of 16-bit logits without gradients: to fp32 2 + 4, log-softmax 4 + 4
-)
+# torch.nn.CrossEntropyLoss of 16-bit logits without gradients: to fp32 2 + 4, log-softmax 4 + 4
+METRIC_BYTES = 14.0
 
 
 class OutputHead:

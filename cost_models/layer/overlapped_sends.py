@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdpsim.arrays import Floats
+from hdpsim.arrays import Bools, Floats
 
 
 class SentTimes(NamedTuple):
@@ -47,23 +47,25 @@ class SentTimes(NamedTuple):
         cls,
         seconds: Floats,
         sent_bytes: Floats,
-        bytes_per_s: float,
+        bytes_per_s: float | Floats,
         *,
         exposed_s: Floats | None = None,
         hidden_s: Floats | None = None,
+        counted: Bools | None = None,
     ) -> SentTimes:
         """Transfers of collectives that take *seconds*: their bytes at that rate, the rest fixed.
 
         *hidden_s*: work beside them; or what it leaves of them (*exposed_s*). Neither: nothing runs beside them.
+        *counted*: those that there are (None: that take time).
         """
         seconds = np.asarray(seconds, dtype=np.float64)
         if hidden_s is None:
             hidden_s = np.zeros_like(seconds) if exposed_s is None else np.maximum(0.0, seconds - exposed_s)
         sent = np.minimum(sent_bytes, seconds * bytes_per_s)  # no price below what the wire takes
         return cls(
-            times=(seconds > 0).astype(np.float64),
+            times=(seconds > 0 if counted is None else counted).astype(np.float64),
             hidden_s=hidden_s,
-            fixed_s=seconds - sent / bytes_per_s,
+            fixed_s=np.maximum(0.0, seconds - sent / bytes_per_s),
             sent_bytes=sent,
             bytes_per_s=np.full_like(seconds, bytes_per_s),
         )

@@ -160,15 +160,13 @@ class SmallKernels:
         eager += _attention_casts(model, layout)
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         lean = layout.kernels.fused and layout.kernels.lean_gradients
-        self.passes_backward = (
-            share * _lean_gradients(model, layout, moe) if lean else BACKWARD_TRAFFIC * fused
-        )
-        self.passes_backward += sum(kind.backward.at_full_rate * width for kind, width in eager)
+        gradients = share * _lean_gradients(model, layout, moe) if lean else BACKWARD_TRAFFIC * fused
+        self.passes_backward = gradients + sum(kind.backward.at_full_rate * width for kind, width in eager)
         if parts_of(model).mamba:
-            mamba, gradients = (mamba_kernels(model, layout, backward=side) for side in (False, True))
-            self.passes += mamba.passes
-            self.passes_backward += gradients.passes
-            self._work_s = (mamba.work_s(gpu, cal), gradients.work_s(gpu, cal))
+            both = [mamba_kernels(model, layout, backward=side) for side in (False, True)]
+            self.passes += both[0].passes
+            self.passes_backward += both[1].passes
+            self._work_s = (both[0].work_s(gpu, cal), both[1].work_s(gpu, cal))
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute.kind == "selective" and layout.recompute.small_kernels
         self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
@@ -183,9 +181,8 @@ class SmallKernels:
         if backward:
             kernels = BACKWARD_LAUNCHES * kernels
             passes = self.passes_backward + self.routing_passes_backward + self.repeated_passes
-        traffic_bytes = BF16_BYTES * passes
         tails_s = np.where(tokens > 0, kernels * self._cal.kernel_tail_s + self._scales_s, 0.0)
-        traffic_s = memory_bound_s(traffic_bytes * tokens, self._gpu, self._cal)
+        traffic_s = memory_bound_s(BF16_BYTES * passes * tokens, self._gpu, self._cal)
         return traffic_s + self._work_s[backward] * tokens + tails_s
 
 
@@ -223,12 +220,10 @@ def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, fl
     blocks = 1 if model.parallel_block else parts.blocks
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
     width = model.hidden / residual_shards(layout)
-    norms = blocks * SEPARATE_NORM[model.norm] * width + SEPARATE_NORM[model.norm] * _normalised(
-        model, layout
-    )
-    activation = (
-        ((5 if model.gated_mlp else 2) + (2 if model.biases else 0)) * _width(model, moe) / layout.parallel.tp
-    )
+    norm = SEPARATE_NORM[model.norm]
+    norms = blocks * norm * width + norm * _normalised(model, layout)
+    activation_passes = (5 if model.gated_mlp else 2) + (2 if model.biases else 0)
+    activation = activation_passes * _width(model, moe) / layout.parallel.tp
     # a parallel block adds attention, MLP and residual: two additions, each with its bias
     return norms + activation, parts.blocks * output * width + SEPARATE_ROTARY * _rotated(model, layout)
 
@@ -295,9 +290,8 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     if layout.experts.dispatch == "fused" and layout.parallel.ep > 1:
         passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.parallel.ep))
     else:
-        here = (
-            held if layout.parallel.ep == 1 else copies
-        )  # without an all-to-all the tokens of all that share experts
+        # Without an all-to-all the tokens of all that share experts
+        here = held if layout.parallel.ep == 1 else copies
         passes = 4.0 * here + (4.0 * held if 1 < layout.parallel.ep < model.experts else 0.0)
     if layout.experts.padding and layout.precision.products != "bf16":
         passes += PADDING * held

@@ -103,9 +103,7 @@ def pipelined_s(collective_s: ArrayLike, gemm_s: ArrayLike, sm_share: float, add
     Source: Transformer Engine (userbuffers); MegaScale, arXiv 2402.15627, section 3.2.
     """
     transfer, chunks = np.asarray(collective_s, dtype=np.float64), OVERLAP_CHUNKS
-    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + np.asarray(
-        added_s, dtype=np.float64
-    )
+    rest = (chunks - 1) / chunks * beside_s(transfer, gemm_s, sm_share) + np.asarray(added_s)
     return np.asarray(np.minimum(transfer, transfer / chunks + rest))
 
 
@@ -167,9 +165,8 @@ class TensorParallel:
     @property
     def overlaps(self) -> bool:
         """Whether GEMMs run beside the collectives."""
-        return (
-            self._layout.tensor.overlap or self._layout.tensor.asynchronous
-        ) and self._layout.parallel.tp > 1
+        tensor = self._layout.tensor
+        return (tensor.overlap or tensor.asynchronous) and self._layout.parallel.tp > 1
 
     @priced("tp_communication")
     def sides_s(self, tokens: Floats, pairs: int) -> tuple[Floats, Floats]:
@@ -226,9 +223,8 @@ class TensorParallel:
         if not layout.tensor.sequence_parallel:
             reduce = self._collectives.all_reduce_s(self._tensor_bytes(tokens), self._group)
             for block in blocks:
-                forward.append(
-                    self._pipelined(reduce, block.leaving_forward) if layout.tensor.overlap else reduce
-                )
+                overlaps = layout.tensor.overlap
+                forward.append(self._pipelined(reduce, block.leaving_forward) if overlaps else reduce)
                 backward.append(reduce if self._frozen else self._beside(reduce, block.entering_gradient))
             return np.asarray(sum(forward)), np.asarray(sum(backward))
         gather, scatter = self._gather_and_scatter(tokens)
@@ -238,9 +234,8 @@ class TensorParallel:
             if layout.tensor.overlap:
                 exchanged = layout.tensor.exchange != "none"
                 sent = layout.tensor.exchange == "mlp" and number == len(blocks) - 1
-                forward.append(
-                    gather if alone else self._pipelined(gather, block.entering_forward, exchanged)
-                )
+                entering = self._pipelined(gather, block.entering_forward, exchanged)
+                forward.append(gather if alone else entering)
                 forward.append(self._pipelined(scatter, block.leaving_forward, sent))
                 backward.append(self._pipelined(gather, block.leaving_gradient, exchanged))
                 if self._two_gradients:

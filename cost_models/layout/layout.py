@@ -27,17 +27,9 @@ from hdpsim.errors import UserInputError
 from hdpsim.quoting import did_you_mean
 
 GROUPS: Mapping[str, type[Group]] = {
-    "parallel": Parallel,
-    "pipeline": Pipeline,
-    "tensor": Tensor,
-    "sharding": Sharding,
-    "recompute": Recompute,
-    "precision": Precision,
-    "experts": Experts,
-    "kernels": Kernels,
-    "host": Host,
-    "context": Context,
-}
+    "parallel": Parallel, "pipeline": Pipeline, "tensor": Tensor, "sharding": Sharding, "recompute": Recompute,
+    "precision": Precision, "experts": Experts, "kernels": Kernels, "host": Host, "context": Context,
+}  # fmt: skip
 
 
 class Switch(NamedTuple):
@@ -117,8 +109,7 @@ class Layout(Checked):
 
     def changed(self, **switches: Any) -> Layout:
         """This layout with other values of some switches."""
-        groups = {name: getattr(self, name) for name in GROUPS}
-        return Layout(**_with_changes(groups, switches))
+        return Layout(**_with_changes({name: getattr(self, name) for name in GROUPS}, switches))
 
     @property
     @_seen
@@ -132,17 +123,14 @@ class Layout(Checked):
         # Deferring needs a pipeline of two stages at least; with this order stages stand between neighbouring ranks.
         stages = self.parallel.pp if self.parallel.order == "tp-pp-dp" else 1 + deferred
         schedule = "1f1b" if schedule == "interleaved" else schedule
-        small, layers = (
-            self.recompute.kind == "selective" and self.recompute.small_kernels,
-            self.recompute.layers,
-        )
+        recompute = Recompute()
+        if self.recompute.kind == "selective" and self.recompute.small_kernels:
+            recompute = Recompute(kind="selective", small_kernels=True, layers=self.recompute.layers)
         return self.with_groups(
             parallel=replace(self.parallel, pp=stages, cp=None),
             pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
             sharding=Sharding(kind="zero3") if self.sharding.kind == "zero3" else Sharding(),
-            recompute=Recompute(kind="selective", small_kernels=True, layers=layers)
-            if small
-            else Recompute(),
+            recompute=recompute,
             context=replace(self.context, rank_capacity_tokens=None),
         )
 
@@ -204,11 +192,8 @@ def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dic
     changed = dict(groups)
     problems: dict[str, str] = {}
     for group, changes in new.items():
-        old = groups[group]
         try:
-            changed[group] = type(old)(
-                **{name: getattr(old, name) for name in GROUPS[group].__slots__} | changes
-            )
+            changed[group] = replace(groups[group], **changes)
         except MisfitError as error:
             problems |= {f"{group}.{field}": text for field, text in error.problems}
     if problems:
@@ -224,7 +209,6 @@ def _check_groups(given: Mapping[str, Group], switches: Mapping[str, object]) ->
         if kind is None or not isinstance(group, kind):
             raise UserInputError(f"Layout: {name} is no group of the kind {type(group).__name__}")
     for name in switches:
-        if (
-            name in GROUPS
-        ):  # as dataclasses.replace(layout, recompute="full") would drop the rest of the group
+        # As dataclasses.replace(layout, recompute="full") would drop the rest of the group
+        if name in GROUPS:
             raise UserInputError(f"Layout: {name} is a switch and a group; use layout.changed({name}=...)")

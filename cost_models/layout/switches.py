@@ -96,16 +96,15 @@ class Parallel(Group):
 
     def ranks(self, gpus: int) -> int:
         """Number of ranks on *gpus* GPUs."""
-        if gpus % (self.tp * self.pp):
-            raise InfeasibleError(
-                f"{gpus} GPUs do not divide by tp x pp = {self.tp} x {self.pp} = {self.tp * self.pp}"
-            )
-        return gpus // (self.tp * self.pp)
+        if gpus % self.model_gpus:
+            product = f"{self.tp} x {self.pp} = {self.model_gpus}"
+            raise InfeasibleError(f"{gpus} GPUs do not divide by tp x pp = {product}")
+        return gpus // self.model_gpus
 
     @property
     def rank_stride(self) -> int:
         """GPUs from a rank's first GPU of a stage to that of the next rank."""
-        return self.tp if self.order == "tp-dp-pp" else self.tp * self.pp
+        return self.tp if self.order == "tp-dp-pp" else self.model_gpus
 
     def stage_stride(self, ranks: int) -> int:
         """GPUs from a stage's first GPU to that of the next stage of the same rank."""

@@ -96,9 +96,8 @@ def activation_bytes_per_token_layer(
         kept_names = set(extra.selective_keeps)
         named = float(sum(getattr(tensors, name) for name in kept_names))
         named -= again if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
-        return named + (
-            0.0 if "norm_inputs" in kept_names else layer_input
-        )  # the first norm reads the layer's input
+        # The first norm reads the layer's input
+        return named + (0.0 if "norm_inputs" in kept_names else layer_input)
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
@@ -250,8 +249,7 @@ def _mamba(model: Model, layout: Layout, gemm_input_bytes: float) -> float:
     if mamba is None or not parts_of(model).mamba:
         return 0.0
     put_out = mamba.inner + mamba.convolved + mamba.heads
-    kept = BF16_BYTES * (put_out + mamba.inner) + gemm_input_bytes * mamba.inner
-    return kept / layout.parallel.tp
+    return (BF16_BYTES * (put_out + mamba.inner) + gemm_input_bytes * mamba.inner) / layout.parallel.tp
 
 
 def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -267,9 +265,7 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     gate = BF16_BYTES * width / layout.parallel.tp if model.gated_mlp else 0.0
     attends = parts_of(model).attention
     shared_buffer = attends and model.latent_attention is None and model.kv_heads == model.heads
-    return gate + (
-        2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp if shared_buffer else 0.0
-    )
+    return gate + shared_buffer * 2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp
 
 
 def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:
@@ -306,12 +302,11 @@ def working_set_bytes_per_token(model: Model, layout: Layout, *, moe: bool) -> f
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
     gradients = BF16_BYTES * (3 if model.gated_mlp else 2) * width / layout.parallel.tp
-    gathered = 2 * BF16_BYTES * model.hidden
     if parts_of(model).mamba and model.mamba is not None:
         mamba = model.mamba
         states = 2.0 * FP32_BYTES * mamba.inner * mamba.state / mamba.chunk
         gradients = (BF16_BYTES * (2 * mamba.inner + mamba.convolved) + states) / layout.parallel.tp
-    return gradients + gathered
+    return gradients + 2 * BF16_BYTES * model.hidden
 
 
 def rotary_table_bytes(model: Model, tables: RotaryTables, layers: int, sequence_tokens: int) -> float:
@@ -345,12 +340,11 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:
-    tp = layout.parallel.tp
     if not parts_of(model).attention:
         return 0.0
     if model.latent_attention is None:
         return BF16_BYTES * layer_shards(model, layout, moe=False)[0].outputs
-    return BF16_BYTES * model.heads * (2 * model.query_dim + model.value_dim) / tp
+    return BF16_BYTES * model.heads * (2 * model.query_dim + model.value_dim) / layout.parallel.tp
 
 
 def _latents(model: Model, layout: Layout) -> float:

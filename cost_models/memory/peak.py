@@ -136,10 +136,9 @@ class MemoryReport:
 
 def largest_parts(parts: Mapping[str, float], most: int = 4) -> str:
     """The largest parts of a memory in GiB, such as `activations 41.9, optimizer 6.2, weights 4.1`."""
-    largest = sorted(parts.items(), key=lambda item: -item[1])[:most]
-    return ", ".join(
-        f"{name.replace('_', ' ')} {size / _GIB:.1f}" for name, size in largest if size >= 0.05 * _GIB
-    )
+    largest = [(size / _GIB, name.replace("_", " ")) for name, size in parts.items()]
+    largest.sort(key=lambda part: -part[0])
+    return ", ".join(f"{name} {size:.1f}" for size, name in largest[:most] if size >= 0.05)
 
 
 def kept_share(layers: int, offload_ratio: float) -> float:
@@ -149,8 +148,7 @@ def kept_share(layers: int, offload_ratio: float) -> float:
 
     Source: ByteScale, arXiv 2502.21231, equation 3.
     """
-    moving = max(0, layers - 2)
-    return 1.0 - offload_ratio * moving / layers if layers else 1.0
+    return 1.0 - offload_ratio * max(0, layers - 2) / layers if layers else 1.0
 
 
 class _Job(NamedTuple):
@@ -201,8 +199,7 @@ def memory_report(
     else:
         stages = [_filled_stage(model, layout.of_stages, micro_batches, stage)]
     load = _load(job, tokens_per_rank, sequence_tokens)
-    reports = (_stage_report(job, one, load) for one in stages)
-    return max(reports, key=lambda report: report.total_bytes)
+    return max((_stage_report(job, one, load) for one in stages), key=lambda report: report.total_bytes)
 
 
 def rank_capacity_tokens(
@@ -246,16 +243,13 @@ def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load)
     if one.host_bytes > empty.host_bytes:
         spare = one.host_capacity_bytes - empty.host_bytes
         steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
-    if (
-        job.layout.kernels.attention == "unfused"
-    ):  # scores grow with the square of tokens: the line is a bound
-        more = range(2, steps + 1)
-        steps = (
-            bisect_left(
-                more, True, key=lambda n: not _stage_report(job, stage, _load(job, n * one_step.tokens)).fits
-            )
-            + 1
-        )
+    # Scores grow with the square of tokens: the line is a bound
+    if job.layout.kernels.attention == "unfused":
+
+        def is_full(times: int) -> bool:
+            return not _stage_report(job, stage, _load(job, times * one_step.tokens)).fits
+
+        steps = bisect_left(range(2, steps + 1), True, key=is_full) + 1
     return max(1, steps)
 
 

@@ -63,30 +63,25 @@ def state_bytes(
 
     def spread(needed: int) -> float:
         """Parameters whose state of that ZeRO level is on this GPU."""
-        whole = float(shard.total)
-        return shard.dense / copies + shard.experts / expert_copies if level >= needed else whole
+        return shard.dense / copies + shard.experts / expert_copies if level >= needed else float(shard.total)
 
     reduced = ranks > 1
     trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
-    unit = min(shard.largest_unit, shard.total)
-    one = unit * (1.0 - 1.0 / copies)
-    pair = min(2 * shard.largest_unit, shard.total)
-    two = pair * (1.0 - 1.0 / copies)
+    unit, pair = (min(units * shard.largest_unit, shard.total) for units in (1, 2))
+    one, two = (units * (1.0 - 1.0 / copies) for units in (unit, pair))
     gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
     if level >= 3:
         gathered += WEIGHT_BYTES * (two if overheads.sixteen_bit_shards else pair)
-    eight_bit = (
-        overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
-        if layout.precision.products != "bf16" and level < 3
-        else 0.0
-    )
+    eight_bit = 0.0
+    if layout.precision.products != "bf16" and level < 3:
+        eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
+    loose = overheads.loose_gradient_bytes * unit
     optimizer = trained * layout.precision.optimizer_bytes * spread(1)
     kept = WEIGHT_BYTES if level < 3 or overheads.sixteen_bit_shards or model.frozen else 0.0
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
-        gradients=trained
-        * (layout.precision.gradient_bytes * spread(2) + buckets + overheads.loose_gradient_bytes * unit),
+        gradients=trained * (layout.precision.gradient_bytes * spread(2) + buckets + loose),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
         on_host=optimizer if layout.sharding.optimizer_offload else 0.0,

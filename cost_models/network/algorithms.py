@@ -137,17 +137,14 @@ def ring_latency_s(wires: Wires, protocol: Protocol, rounds: int) -> float:
     nvlink_step_s = protocol.ring_nvlink_step_s * step_factor
     if wires.nodes > 1:
         nvlink_step_s = max(nvlink_step_s, protocol.overhead_factor * NETWORK_OVERHEAD_S)
-    network_step_s = (
-        protocol.tree_network_step_s if wires.ranks_per_node == 1 else protocol.ring_network_step_s
-    )
-    network_s = network_step_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
-    base_s = protocol.ring_base_s * (
-        calibration.simple_base_factor if simple else calibration.base_latency_factor
-    )
+    alone = wires.ranks_per_node == 1
+    network_s = protocol.tree_network_step_s if alone else protocol.ring_network_step_s
+    network_s = network_s * calibration.inter_latency_factor + protocol.wire_trips * wires.propagation_s
+    base_factor = calibration.simple_base_factor if simple else calibration.base_latency_factor
     steps_s = nvlink_steps * nvlink_step_s + network_steps * network_s
     if wires.nodes > 1:
         steps_s = max(steps_s, (nvlink_steps + network_steps) * wires.ring_step_s)
-    return base_s + steps_s
+    return protocol.ring_base_s * base_factor + steps_s
 
 
 def channels_s(wires: Wires, protocol: Protocol) -> float:
@@ -178,8 +175,7 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
     Ignored: the reduction's arithmetic (hidden behind the wire).
     Source: Thakur et al., IJHPCA 19(1), 2005; NCCL tuning.cc.
     """
-    sizes = np.asarray(bytes_total, dtype=np.float64)
-    return ring_half_time(wires, protocol, in_place).seconds(sizes)
+    return ring_half_time(wires, protocol, in_place).seconds(np.asarray(bytes_total, dtype=np.float64))
 
 
 def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> CollectiveTime:
@@ -277,11 +273,9 @@ def tree_all_reduce_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol) 
         correction = np.interp(np.log2(np.maximum(sizes, 1.0) / 64), np.arange(len(table)), table)
         time_s = latency_s + 2 * sizes / (bytes_per_s * correction)
     time_s = time_s + np.where(sizes >= LL_CHANNEL_BYTES, channels_s(wires, protocol), 0.0)
-    return (
-        time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
-        if protocol is SIMPLE
-        else time_s
-    )
+    if protocol is not SIMPLE:
+        return time_s
+    return time_s + fill_s(2 * sizes / bytes_per_s, calibration.pipeline_fill_s)
 
 
 def slots_s(bytes_total: Floats, wires: Wires, protocol: Protocol) -> Floats:
@@ -308,8 +302,7 @@ def slots_s(bytes_total: Floats, wires: Wires, protocol: Protocol) -> Floats:
     chunks = np.full_like(largest, np.inf)
     for halved, fewest in fewest_of.items():
         chunks = np.maximum(fewest, np.minimum(halved * largest, chunks))
-    waits_s: Floats = chunks * 2 * wires.ring_step_s / _SLOTS
-    return waits_s
+    return np.asarray(chunks * 2 * wires.ring_step_s / _SLOTS)
 
 
 def nvls_bytes_per_s(wires: Wires) -> float:
@@ -382,9 +375,8 @@ def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Float
 def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
     """See pat_s."""
     calibration = wires.calibration
-    latency_s = pat_latency_s(wires, calibration.base_latency_factor, calibration.inter_latency_factor)
     return CollectiveTime(
-        latency_s=latency_s,
+        latency_s=pat_latency_s(wires, calibration.base_latency_factor, calibration.inter_latency_factor),
         wire_share=(wires.ranks - 1) / wires.ranks,
         wire_bytes_per_s=_PAT_SHARE * wires.ring_bytes_per_s,
         fill_limit_s=calibration.pipeline_fill_s,
@@ -460,8 +452,7 @@ def fill_s(wire_s: Floats, limit_s: ArrayLike) -> Floats:
     The buffers' worth of time (f) for long transfers, all of the wire time again for short ones.
     """
     limit = np.asarray(limit_s)
-    fill: Floats = wire_s * limit / np.maximum(wire_s + limit, 1e-12)
-    return fill
+    return np.asarray(wire_s * limit / np.maximum(wire_s + limit, 1e-12))
 
 
 class CollectiveTime(NamedTuple):
@@ -495,5 +486,4 @@ class CollectiveTime(NamedTuple):
         wire_s = bytes_total * self.wire_share / self.wire_bytes_per_s
         copy_s = bytes_total / self.ranks / self.copy_bytes_per_s
         long_s = self.long_s * (bytes_total >= self.long_bytes)
-        time_s: Floats = self.latency_s + long_s + wire_s + fill_s(wire_s, self.fill_limit_s) + copy_s
-        return time_s
+        return np.asarray(self.latency_s + long_s + wire_s + fill_s(wire_s, self.fill_limit_s) + copy_s)

@@ -32,10 +32,9 @@ def message_start_s(message_bytes: ArrayLike, wire_s: ArrayLike, calibration: Ne
     step_s = LL.ring_nvlink_step_s * calibration.intra_latency_factor
     later_s = (SIMPLE.ring_base_s - LL.ring_base_s) * calibration.base_latency_factor
     later_s += (SIMPLE.ring_nvlink_step_s - LL.ring_nvlink_step_s) * calibration.intra_latency_factor
-    one_s = np.maximum(0.0, sizes / LL_CHANNEL_BYTES - 1.0) * step_s
     if calibration.p2p_ll_by_channel:
         return np.where(sizes > _LL_CHANNELS * _LL_BYTES, later_s, _LL_TURNS * np.asarray(wire_s))
-    return np.where(sizes > _LL_BYTES, later_s, one_s)
+    return np.where(sizes > _LL_BYTES, later_s, np.maximum(0.0, sizes / LL_CHANNEL_BYTES - 1.0) * step_s)
 
 
 @priced()
@@ -65,5 +64,4 @@ def all_to_all_s(bytes_total: ArrayLike, wires: Wires) -> Floats:
     fill = fill_s(wire_s, calibration.all_to_all_fill_s)
     start_s = np.maximum(fill, message_start_s(sizes / wires.ranks, wire_s, calibration))
     copy_s = sizes / wires.ranks / calibration.all_to_all_copy_bytes_per_s
-    time_s: Floats = latency_s + wire_s + start_s + copy_s
-    return time_s
+    return np.asarray(latency_s + wire_s + start_s + copy_s)

@@ -52,9 +52,8 @@ _ALL_REDUCES: dict[str, Callable[[ArrayLike, Wires], Floats]] = {
 }
 _SWITCHED: dict[str, Callable[[ArrayLike, Wires], Floats]] = {"NVLS": nvls_all_reduce_s}
 _SWITCHED_ACROSS: dict[str, Callable[[ArrayLike, Wires], Floats]] = {"NVLS tree": nvls_tree_all_reduce_s}
-NCCL_NIC_SHARE = (
-    0.97  # of a NIC's line rate that NCCL counts on: its search tries 48 and 24 GB/s for 50 and 25
-)
+# Of a NIC's line rate that NCCL counts on: its search tries 48 and 24 GB/s for 50 and 25
+NCCL_NIC_SHARE = 0.97
 MOST_CHANNELS = 32  # NCCL's MAXCHANNELS; connect.cc (ncclTopoPostset) doubles what the search finds
 FEW_SIZES = 64  # of a collective: times of so few are kept, as the stages of a pipeline ask for them
 
@@ -104,13 +103,9 @@ class GroupShape:
     def __post_init__(self) -> None:
         per_node, nodes = self.ranks_per_node, self.nodes
         if not (1 <= nodes <= self.ranks <= per_node * nodes and per_node <= self.ranks):
-            raise ValueError(
-                f"{self.ranks} ranks do not sit on {self.nodes} nodes, {self.ranks_per_node} on a full one"
-            )
-        if not 0 <= self.tier < TIERS or (self.tier == 0) != (self.nodes == 1):
-            raise ValueError(
-                f"tier {self.tier} does not fit {self.nodes} nodes (0 = one node, up to {TIERS - 1})"
-            )
+            raise ValueError(f"{self.ranks} ranks do not sit on {nodes} nodes, {per_node} on a full one")
+        if not 0 <= self.tier < TIERS or (self.tier == 0) != (nodes == 1):
+            raise ValueError(f"tier {self.tier} does not fit {nodes} nodes (0 = one node, up to {TIERS - 1})")
         if not 0.0 < self.nic_share <= 1.0:
             raise ValueError(f"nic_share must be in (0, 1], got {self.nic_share}")
 
@@ -169,18 +164,17 @@ class Collectives:
         # rings and trees follow the numbering, and use all the NICs of their members wherever they leave a node
         tiers = list(places)
         spacing = None if group.stride is None else max(group.stride, cluster.node.gpus)
-        shares = [
-            float(fabric.crossing_share(tier, count, group.nodes, spacing_gpus=spacing))
-            for tier, count in places.items()
-        ]
+        crossing_share = partial(fabric.crossing_share, between_nodes=group.nodes, spacing_gpus=spacing)
+        shares = [float(crossing_share(tier, count)) for tier, count in places.items()]
         nic_share = group.nic_share * cluster.node.collective_share
-        rates = fabric.bytes_per_s(tiers, shares) * nic_share if tiers else np.zeros(0)
-        worst = fabric.bytes_per_s(tiers) * nic_share if tiers else np.zeros(0)
+        rates = fabric.bytes_per_s(tiers, shares) * nic_share
+        worst = fabric.bytes_per_s(tiers) * nic_share
         remote = tuple(
             (1 - group.ranks_per_node / group.ranks if tier == 1 else 1 - 1 / count, rate)
             for tier, count, rate in zip(tiers, places.values(), worst.tolist(), strict=True)
         )
         nic_bytes_per_s = min(rates.tolist(), default=math.inf)
+        channels = channels_between_nodes(cluster.gpu.calibration, *self._nics(group))
         note(
             nvlink_bytes_per_s=nvlink * calibration.nvlink_efficiency,
             nic_bytes_per_s=nic_bytes_per_s if group.nodes > 1 else None,
@@ -197,9 +191,7 @@ class Collectives:
             calibration=calibration,
             ring_step_s=cluster.node.ring_step_s,
             all_to_all_share=cluster.node.all_to_all_share,
-            tree_channels=min(
-                MOST_CHANNELS, 2 * channels_between_nodes(cluster.gpu.calibration, *self._nics(group))
-            ),
+            tree_channels=min(MOST_CHANNELS, 2 * channels),
         )
 
     def _places(self, group: GroupShape) -> dict[int, int]:
@@ -245,18 +237,15 @@ class Collectives:
     def _picked(self, group: GroupShape, options: _Options) -> Picked:
         """What NCCL picks for an all-reduce or a half."""
         wires, tuner = self.wires(group), self.tuner(group)
-        formulas: dict[str, Callable[[Floats], Floats]] = {}
+        fastest = wires.ring_step_s > 0 or not wires.calibration.nccl_picks
         if options == "all_reduce":
             formulas = {name: _on(wires, formula) for name, formula in self._all_reduces(group).items()}
-        else:
-            in_place = options == "half_in_place"
-            times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in self._protocols}
-            if self._has_pat(group):
-                times["PAT"] = pat_time(wires, in_place)
-            formulas = {name: time.seconds for name, time in times.items()}
-        estimates = tuner.all_reduce if options == "all_reduce" else tuner.half
-        fastest = wires.ring_step_s > 0 or not wires.calibration.nccl_picks
-        return Picked(estimates, formulas, fastest=fastest)
+            return Picked(tuner.all_reduce, formulas, fastest)
+        in_place = options == "half_in_place"
+        times = {f"ring {one.name}": ring_half_time(wires, one, in_place) for one in self._protocols}
+        if self._has_pat(group):
+            times["PAT"] = pat_time(wires, in_place)
+        return Picked(tuner.half, {name: time.seconds for name, time in times.items()}, fastest)
 
     def _has_pat(self, group: GroupShape) -> bool:
         """NCCL has it since 2.23."""
@@ -276,47 +265,38 @@ class Collectives:
 
     def _half_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> Floats:
         """What NCCL picks of half_options, in one go; a listener also sees them one by one."""
-        aside(lambda: self._note_half(bytes_total, group, in_place))
-        sizes = np.asarray(bytes_total, dtype=np.float64)
         options: _Options = "half_in_place" if in_place else "half"
+        aside(lambda: self._note_picked(bytes_total, group, options))
+        sizes = np.asarray(bytes_total, dtype=np.float64)
         if sizes.size > FEW_SIZES:
             return self._picked_s(sizes, group, options)
         key = (group, options, sizes.shape, sizes.tobytes())
         return remembered(self._known_s, key, lambda _: self._picked_s(sizes, group, options))
 
-    def _note_half(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool) -> None:
-        if group.ranks > 1:
-            options = self.half_options(bytes_total, group, in_place)
-            self._note_picked(options, bytes_total, (group, "half_in_place" if in_place else "half"))
-
-    def _note_picked(
-        self, options: dict[str, Floats], bytes_total: ArrayLike, key: tuple[GroupShape, _Options]
-    ) -> None:
-        """Tell a listener which of *options* is picked for most sizes."""
-        picked = self._picked(*key)
-        places = picked.places(np.asarray(bytes_total, dtype=np.float64).reshape(-1))
+    def _note_picked(self, bytes_total: ArrayLike, group: GroupShape, options: _Options) -> None:
+        """Tell a listener which of *options* is picked for most sizes, and let it see them all."""
+        if group.ranks == 1:
+            return
+        if options == "all_reduce":
+            names = list(self.all_reduce_options(bytes_total, group))
+        else:
+            names = list(self.half_options(bytes_total, group, options == "half_in_place"))
+        places = self._picked(group, options).places(np.asarray(bytes_total, dtype=np.float64).reshape(-1))
         if len(places):
-            note(algorithm=list(options)[int(np.bincount(places).argmax())])
+            note(algorithm=names[int(np.bincount(places).argmax())])
 
     def _picked_s(self, sizes: Floats, group: GroupShape, options: _Options) -> Floats:
-        least = sizes.min(initial=math.inf)
-        if not least >= 0:
-            raise ValueError("bytes_total must be >= 0")
-        if group.ranks == 1:
-            return np.zeros_like(sizes)
-        picked = self._picked(group, options)
-        return _unless_nothing(picked.seconds(sizes.reshape(-1)).reshape(sizes.shape), sizes, group)
+        def seconds() -> Floats:
+            return self._picked(group, options).seconds(sizes.reshape(-1)).reshape(sizes.shape)
+
+        return _unless_nothing(seconds, sizes, group)
 
     @priced()
     def all_reduce_s(self, bytes_total: ArrayLike, group: GroupShape) -> Floats:
         """Every rank ends with the sum of all ranks' *bytes_total*."""
         sizes = np.asarray(bytes_total, dtype=np.float64)
-        aside(lambda: self._note_all_reduce(sizes, group))
+        aside(lambda: self._note_picked(sizes, group, "all_reduce"))
         return self._picked_s(sizes, group, "all_reduce")
-
-    def _note_all_reduce(self, sizes: Floats, group: GroupShape) -> None:
-        if group.ranks > 1:
-            self._note_picked(self.all_reduce_options(sizes, group), sizes, (group, "all_reduce"))
 
     @priced()
     def all_gather_s(self, bytes_total: ArrayLike, group: GroupShape, in_place: bool = False) -> Floats:
@@ -352,8 +332,7 @@ class Collectives:
         wire_s = sizes / self.fabric.bytes_per_s(tier)
         later_s = message_start_s(sizes, wire_s, self.fabric.calibration)
         later_s = np.where(np.asarray(tier) == 0, later_s, 0.0)
-        time_s = self.fabric.latency_s(tier) + later_s + wire_s
-        return np.where(sizes > 0, time_s, 0.0)
+        return np.where(sizes > 0, self.fabric.latency_s(tier) + later_s + wire_s, 0.0)
 
 
 def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) -> tuple[int, int]:
@@ -368,12 +347,10 @@ def _members_by_node(ranks: int, stride: int, first_gpu: int, node_gpus: int) ->
         share = node_gpus // stride
         inside = first_gpu % node_gpus // stride  # places of the group's stride left free on the first node
         nodes = (inside + ranks - 1) // share + 1
-        fullest = share if nodes > 2 else max(min(ranks, share - inside), ranks - (share - inside))
-        return fullest, nodes
+        return share if nodes > 2 else max(min(ranks, share - inside), ranks - (share - inside)), nodes
     members = first_gpu + stride * np.arange(ranks, dtype=np.int64)
     # members ascend, so a node's follow each other (np.unique would sort them)
-    first = np.flatnonzero(np.diff(members // node_gpus, prepend=-1))
-    counts = np.diff(first, append=ranks)
+    counts = np.diff(np.flatnonzero(np.diff(members // node_gpus, prepend=-1)), append=ranks)
     return int(counts.max()), len(counts)
 
 
@@ -385,9 +362,8 @@ def _fastest(options: dict[str, Floats], bytes_total: ArrayLike, group: GroupSha
     """The smallest of the options for each size."""
     aside(lambda: _note_fastest(options, group))
     # One after the other: stacking a few short arrays takes longer than the comparisons.
-    return _unless_nothing(
-        reduce(np.minimum, options.values()), np.asarray(bytes_total, dtype=np.float64), group
-    )
+    least_s = partial(reduce, np.minimum, options.values())
+    return _unless_nothing(least_s, np.asarray(bytes_total, dtype=np.float64), group)
 
 
 def _note_fastest(options: dict[str, Floats], group: GroupShape) -> None:
@@ -396,11 +372,11 @@ def _note_fastest(options: dict[str, Floats], group: GroupShape) -> None:
         note(algorithm=min(options, key=lambda name: float(np.sum(options[name]))))
 
 
-def _unless_nothing(seconds: Floats, sizes: Floats, group: GroupShape) -> Floats:
+def _unless_nothing(seconds: Callable[[], Floats], sizes: Floats, group: GroupShape) -> Floats:
     """Nothing to send or nobody to send to costs nothing."""
     least = sizes.min(initial=math.inf)
     if not least >= 0:
         raise ValueError("bytes_total must be >= 0")
     if group.ranks == 1:
         return np.zeros_like(sizes)
-    return seconds if least > 0 else np.where(sizes > 0, seconds, 0.0)
+    return seconds() if least > 0 else np.where(sizes > 0, seconds(), 0.0)

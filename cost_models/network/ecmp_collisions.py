@@ -42,8 +42,7 @@ def maximum_distribution(links: int, flows: int) -> Floats:
         if most * links < flows:
             distribution.append(0.0)
             continue
-        cut = one_bin[: most + 1]
-        distribution.append(float(min(1.0, _power_at(cut, links, flows) / all_balls)))
+        distribution.append(float(min(1.0, _power_at(one_bin[: most + 1], links, flows) / all_balls)))
         if distribution[-1] > 1.0 - NEGLIGIBLE:
             break
     found = np.asarray(distribution)
@@ -80,8 +79,7 @@ def busiest_load(links: int, flows: int, *, per_link: float = 1.0, switches: int
     _check(links, flows)
     if not flows:
         return 0.0
-    at_most = maximum_distribution(links, flows) ** switches
-    return float((1.0 - at_most).sum()) / per_link
+    return float((1.0 - maximum_distribution(links, flows) ** switches).sum()) / per_link
 
 
 def delivered_share(links: int, flows: int, *, per_link: float = 1.0) -> float:

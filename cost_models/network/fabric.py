@@ -15,6 +15,7 @@ hold the two together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -121,9 +122,8 @@ class FabricModel:
     def has_shared_uplinks(self) -> bool:
         """Whether a flow that leaves its block can get less than its NIC gives."""
         fabric = self.cluster.fabric
-        return (
-            fabric.routing == "ecmp" or max(fabric.leaf_oversubscription, fabric.spine_oversubscription) > 1
-        )
+        oversubscription = max(fabric.leaf_oversubscription, fabric.spine_oversubscription)
+        return fabric.routing == "ecmp" or oversubscription > 1
 
     def places(self, tier: int, first_gpu: ArrayLike, members: ArrayLike, stride: int) -> Ints:
         """Nodes (tier 1), blocks (2) or pods (3) of the GPUs first, first + stride, ... (*members* GPUs)."""
@@ -166,17 +166,13 @@ class FabricModel:
             return None
         tiers = self.tier(members, _successors(members, starts))
         sizes, first = np.diff(starts), starts[:-1]
-        between_nodes, *crossings = (
-            np.add.reduceat((tiers >= level).astype(np.int64), first) for level in (1, 2, 3)
-        )
+        levels = ((tiers >= level).astype(np.int64) for level in (1, 2, 3))
+        between_nodes, *crossings = (np.add.reduceat(crosses, first) for crosses in levels)
         lowest, highest = np.minimum.reduceat(members, first), np.maximum.reduceat(members, first)
         follows = highest - lowest == (sizes - 1) * stride
+        share = partial(self.crossing_share, between_nodes=between_nodes, senders=sizes)
         shares = [
-            np.where(
-                follows,
-                self.crossing_share(level, hops, between_nodes, senders=sizes, spacing_gpus=stride),
-                self.crossing_share(level, hops, between_nodes, senders=sizes),
-            )
+            np.where(follows, share(level, hops, spacing_gpus=stride), share(level, hops))
             for level, hops in zip((2, 3), crossings, strict=True)
         ]
         return np.stack(shares, axis=-1)
@@ -189,23 +185,15 @@ class FabricModel:
         source, target = (np.asarray(gpus, dtype=np.int64).ravel() for gpus in (source_gpus, target_gpus))
         tiers = self.tier(source, target)
         between_nodes = width * int((tiers > 0).sum())
+        scattered = self.cluster.fabric.placement == "scattered"
         shares = []
         for level in (2, 3):
             gpus = self._place_gpus[level - 1]
             crosses = tiers >= level
-            leaving = max(
-                (int(np.bincount(ends[crosses] // gpus).max()) for ends in (source, target) if crosses.any()),
-                default=0,
-            )
-            scattered = self.cluster.fabric.placement == "scattered"
-            shares.append(
-                self.crossing_share(
-                    level,
-                    min(gpus, width * leaving),
-                    between_nodes,
-                    senders=max(1, self.cluster.gpus if scattered else gpus),
-                )
-            )
+            below = (np.bincount(ends[crosses] // gpus) for ends in (source, target))
+            crossings = min(gpus, width * max(int(counts.max(initial=0)) for counts in below))
+            senders = max(1, self.cluster.gpus if scattered else gpus)
+            shares.append(self.crossing_share(level, crossings, between_nodes, senders=senders))
         return np.asarray(shares)
 
     def slowest_bytes_per_s(self, tier: ArrayLike, crossing: ArrayLike) -> Floats:
@@ -240,8 +228,7 @@ class FabricModel:
         leaf = fabric.leaf_oversubscription
         by_tier = np.asarray([1.0, 1.0, leaf, leaf * fabric.spine_oversubscription])
         shares = np.asarray(crossing_share, dtype=np.float64)
-        slowdown = by_tier[tiers] * shares
-        rate: Floats = np.where(tiers == 0, nvlink, nic / np.maximum(1.0, slowdown))
+        rate: Floats = np.where(tiers == 0, nvlink, nic / np.maximum(1.0, by_tier[tiers] * shares))
         if fabric.routing == "ecmp":
             rate = rate * _hashed(fabric, tiers, shares)
         return rate
@@ -279,8 +266,7 @@ class FabricModel:
             raise ValueError("offsets must start at 0, end at len(member_gpus) and leave no ring empty")
         if len(members) == len(starts) - 1:  # rings of one
             return np.zeros(len(members), dtype=np.int64)
-        tiers: Ints = np.maximum.reduceat(self.tier(members, _successors(members, starts)), starts[:-1])
-        return tiers
+        return np.asarray(np.maximum.reduceat(self.tier(members, _successors(members, starts)), starts[:-1]))
 
 
 def _successors(members: Ints, starts: Ints) -> Ints:
@@ -307,6 +293,5 @@ def check_fabric(cluster: Cluster) -> None:
     """Refuse several nodes without a network between them."""
     node = cluster.node
     if cluster.nodes > 1 and not node.nic_bytes_per_s_per_gpu > 0:
-        raise InfeasibleError(
-            f"cluster {cluster.name}: {cluster.nodes} nodes but node {node.name} has no NICs"
-        )
+        several = f"cluster {cluster.name}: {cluster.nodes} nodes"
+        raise InfeasibleError(f"{several} but node {node.name} has no NICs")

@@ -203,10 +203,8 @@ class Links:
             matching = [number for number, name in enumerate(names) if fnmatchcase(name, glob)]
             if not matching:
                 kinds = [(self.first[kind], count) for kind, count in self.count.items() if count]
-                known = ", ".join(
-                    names[first] + (f" to {names[first + count - 1]}" if count > 1 else "")
-                    for first, count in kinds
-                )
+                ends = [dict.fromkeys((names[first], names[first + count - 1])) for first, count in kinds]
+                known = ", ".join(" to ".join(pair) for pair in ends)
                 raise InfeasibleError(
                     f"cluster.fabric.degraded_links: no link of {self.cluster.name} is called {glob!r}; "
                     f"there are {known}"
@@ -293,9 +291,8 @@ class Links:
         routes = Routes(offsets=offsets, link=link, share=share)
         cut = routes.link[self.capacity_bytes_per_s[routes.link] <= 0]
         if cut.size:
-            raise InfeasibleError(
-                f"the link {self.name(int(cut[0]))} is cut, and its flows have no other way"
-            )
+            name = self.name(int(cut[0]))
+            raise InfeasibleError(f"the link {name} is cut, and its flows have no other way")
         return routes
 
     def host_routes(self, gpus: ArrayLike, direction: Literal["out", "in"]) -> Routes:
@@ -309,9 +306,8 @@ class Links:
         behind = place * _host_links(node) + own // node.host_link_gpus
         one_way = self.first[cast(LinkKind, f"host-{direction}")] + behind
         port = self.first[cast(LinkKind, f"pcie-{direction}")] + numbers
-        columns = np.stack(
-            [port, one_way, self.first["host-both"] + behind, self.first["memory"] + place], axis=-1
-        )
+        both, memory = self.first["host-both"] + behind, self.first["memory"] + place
+        columns = np.stack([port, one_way, both, memory], axis=-1)
         flows, width = columns.shape
         offsets = np.arange(flows + 1, dtype=np.int64) * width
         return Routes(offsets=offsets, link=columns.reshape(-1), share=np.ones(columns.size))

@@ -85,9 +85,8 @@ _TABLES = {
         speeds=(90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
     ),
 }  # fmt: skip
-_LL_ACROSS_STEP = (
-    1.8  # before 2.18: an NVLink step of LL in a group across nodes, and no overhead of the processor
-)
+# Before 2.18: an NVLink step of LL in a group across nodes, and no overhead of the processor
+_LL_ACROSS_STEP = 1.8
 _BEFORE_2_18 = {
     "LL": replace(
         LL, ring_base_s=3.6e-6, tree_base_s=4.4e-6, ring_nvlink_step_s=0.47e-6, tree_nvlink_step_s=0.52e-6,
@@ -214,23 +213,19 @@ class Tuner:
         return CollectiveTime(latency_s, 2.0, bytes_per_s)
 
     def _nvls(self) -> CollectiveTime:
-        """In the switches of one node: 25 us + bytes / bandwidth; every rank is the head of a channel.
+        """In the switches: on one node 25 us + bytes / bandwidth, every rank the head of a channel; a tree on several.
 
         Of 4 GPUs the channels are too few for it to beat a ring, of 6 and more it does. Source: 4 H200s and 5 B200s
         take the ring, 7 and 8 the switches (stas00/ml-engineering).
         """
-        return CollectiveTime(NVLS_INTRA_S, self._bus_share, self._nvls_bytes_per_s)
-
-    def _nvls_tree(self) -> CollectiveTime:
-        wires = self.wires
+        wires, bytes_per_s = self.wires, self._nvls_bytes_per_s
+        bus_share = 2 * (wires.ranks - 1) / wires.ranks
+        if wires.nodes == 1:
+            return CollectiveTime(NVLS_INTRA_S, bus_share, bytes_per_s)
         network_s = NVLS_TREE_NETWORK_S + 2 * wires.propagation_s
         latency_s = NVLS_INTRA_S + 2 * int(math.log2(wires.nodes)) * network_s
         between = min(wires.tree_network_bytes_per_s, self._of_nodes(self._table.nvls_tree_channel))
-        return CollectiveTime(latency_s, self._bus_share, min(self._nvls_bytes_per_s, between))
-
-    @property
-    def _bus_share(self) -> float:
-        return 2 * (self.wires.ranks - 1) / self.wires.ranks
+        return CollectiveTime(latency_s, bus_share, min(bytes_per_s, between))
 
     @property
     def _nvls_bytes_per_s(self) -> float:
@@ -245,8 +240,7 @@ class Tuner:
         """Estimates by the name of the algorithm and protocol."""
         rings = {f"ring {protocol.name}": self._ring(protocol, 2) for protocol in PROTOCOLS}
         trees = {f"tree {protocol.name}": self._tree(protocol) for protocol in PROTOCOLS}
-        switches = self._nvls() if self.wires.nodes == 1 else self._nvls_tree()
-        return {**rings, **trees, "NVLS" if self.wires.nodes == 1 else "NVLS tree": switches}
+        return {**rings, **trees, "NVLS" if self.wires.nodes == 1 else "NVLS tree": self._nvls()}
 
     @cached_property
     def half(self) -> dict[str, CollectiveTime]:
@@ -324,8 +318,7 @@ class Picked:
             middle = (low + high) / 2
             same = self._smallest(middle) == picks[:-1]
             low, high = np.where(same, middle, low), np.where(same, high, middle)
-        before_s = np.append(0.0, self._seconds(low, picks[:-1]))
-        return high, picks, np.maximum.accumulate(before_s)
+        return high, picks, np.maximum.accumulate(np.append(0.0, self._seconds(low, picks[:-1])))
 
 
 _SIZES = 2.0 ** np.arange(0.0, 44.0, 0.25)

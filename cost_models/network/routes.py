@@ -54,13 +54,12 @@ class RouteBuilder:
     def _relay(self, source: Ints, target: Ints) -> Ints:
         """The GPU of the source's node whose NIC sends: the target itself within a node."""
         node_gpus, node_nics = self.cluster.node.gpus, self.cluster.node.nics
-        inside = source // node_gpus == target // node_gpus
         if self.cluster.fabric.kind == "rail-optimised":
             same_rail = self._nics(source)[0] % max(node_nics, 1) == self._nics(target)[0] % max(node_nics, 1)
             relay = np.where(same_rail, source, source // node_gpus * node_gpus + target % node_gpus)
         else:
             relay = source
-        return np.where(inside, target, relay)
+        return np.where(source // node_gpus == target // node_gpus, target, relay)
 
     def _nics(self, gpus: Ints) -> list[Ints]:
         """Number of every NIC that serves each GPU: one array for each NIC of a GPU."""
@@ -125,23 +124,18 @@ class RouteBuilder:
         everything = bins * below * math.ceil(links.spine.bins / links.spines_per_pod)
         waiting = np.arange(len(ups))
         for attempt in range(1, TRIES + everything + 1):
-            alive = (capacity[first["leaf-up"] + ups[waiting]] > 0) & (
-                capacity[first["leaf-down"] + downs[waiting]] > 0
-            )
-            far = up_pod[waiting] != down_pod[waiting]
-            if far.any():
-                for kind, pod in (("spine-up", up_pod), ("spine-down", down_pod)):
-                    number = first[cast("LinkKind", kind)] + np.where(
-                        far, pod[waiting] * links.spine.bins + overs[waiting], 0
-                    )
-                    alive &= ~far | (capacity[number] > 0)
+            alive = capacity[first["leaf-up"] + ups[waiting]] > 0
+            alive &= capacity[first["leaf-down"] + downs[waiting]] > 0
+            far = np.flatnonzero(up_pod[waiting] != down_pod[waiting])
+            for kind, pod in (("spine-up", up_pod), ("spine-down", down_pod)):
+                numbers = (pod * links.spine.bins + overs)[waiting[far]]
+                alive[far] &= capacity[first[cast("LinkKind", kind)] + numbers] > 0
             waiting = waiting[~alive]
             if not len(waiting):
                 break
             again = tuple(word[waiting] for word in words)
-            ups[waiting], downs[waiting], overs[waiting] = self._choice(
-                again, attempt, up_leaf[waiting], down_leaf[waiting]
-            )
+            leaves = up_leaf[waiting], down_leaf[waiting]
+            ups[waiting], downs[waiting], overs[waiting] = self._choice(again, attempt, *leaves)
         return ups, downs, overs
 
     def _choice(
@@ -157,11 +151,8 @@ class RouteBuilder:
             up, down_draw, over_draw = (draw % np.uint64(1 << 62) for draw in draws)
         else:  # all of them in order
             number = np.full(len(up_leaf), attempt - TRIES - 1, dtype=np.uint64)
-            up, down_draw, over_draw = (
-                number,
-                number // np.uint64(bins),
-                number // np.uint64(bins * math.ceil(bins / spines)),
-            )
+            up, down_draw = number, number // np.uint64(bins)
+            over_draw = number // np.uint64(bins * math.ceil(bins / spines))
         bin_ = (up % np.uint64(bins)).astype(np.int64)
         spine = bin_ % spines
         to_leaf = (bins - spine + spines - 1) // spines  # links between that spine and a leaf

@@ -72,9 +72,8 @@ class Checked:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if (
-            "__hash__" not in cls.__dict__
-        ):  # before dataclass makes one that walks through all fields every time
+        # Before dataclass makes one that walks through all fields every time
+        if "__hash__" not in cls.__dict__:
             cls.__hash__ = Checked.__hash__  # type: ignore[method-assign]
 
     def __hash__(self) -> int:

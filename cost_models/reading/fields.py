@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints, overload
 
@@ -248,10 +248,8 @@ class Fields:
         known = sorted(set(self._taken))
         for name in self._data:
             if name not in known:
-                hint = did_you_mean(str(name), known)
-                self.problems.add(
-                    self.dotted(str(name)), f"is not a known key{hint}; allowed: {', '.join(known)}"
-                )
+                text = f"is not a known key{did_you_mean(str(name), known)}; allowed: {', '.join(known)}"
+                self.problems.add(self.dotted(str(name)), text)
 
 
 def _kind(value: object) -> str:
@@ -261,7 +259,4 @@ def _kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Annotations of a dataclass, which take a millisecond to work out."""
-    return get_type_hints(kind, include_extras=True)
+_hints = cache(partial(get_type_hints, include_extras=True))

@@ -23,31 +23,17 @@ def _decimal(unit: str, prefixes: str, scale: str = "1") -> dict[str, Decimal]:
 
 
 _BITS_PER_BYTE_INVERSE = "0.125"
+_SECONDS = {"ns": "1e-9", "us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600", "d": "86400"}
+_TOKENS = {"": 1, "K": 1024, "Ki": 1024, "M": 1024**2, "Mi": 1024**2}
 _SCALE: dict[str, dict[str, Decimal]] = {
-    "bandwidth": {
-        **_decimal("bps", "MGT", _BITS_PER_BYTE_INVERSE),
-        **_decimal("B/s", "KMGT"),
-        **{unit + "/s": scale for unit, scale in _BINARY_BYTES.items()},
-    },
+    "bandwidth": _decimal("bps", "MGT", _BITS_PER_BYTE_INVERSE)
+    | _decimal("B/s", "KMGT")
+    | {unit + "/s": scale for unit, scale in _BINARY_BYTES.items()},
     "bytes": {"B": Decimal(1), **_decimal("B", "KMGT"), **_BINARY_BYTES},
     "flop": _decimal("FLOP", "MGTPE"),
     "flop_rate": _decimal("FLOP/s", "GTPE"),
-    "time": {
-        "ns": Decimal("1e-9"),
-        "us": Decimal("1e-6"),
-        "ms": Decimal("1e-3"),
-        "s": Decimal(1),
-        "min": Decimal(60),
-        "h": Decimal(3600),
-        "d": Decimal(86400),
-    },
-    "tokens": {
-        "": Decimal(1),
-        "K": Decimal(1024),
-        "Ki": Decimal(1024),
-        "M": Decimal(1024**2),
-        "Mi": Decimal(1024**2),
-    },
+    "time": {unit: Decimal(seconds) for unit, seconds in _SECONDS.items()},
+    "tokens": {unit: Decimal(tokens) for unit, tokens in _TOKENS.items()},
     "count": {"": Decimal(1)},
     "power": {"W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(10**6)},
     "money": {"USD/h": Decimal(1)},

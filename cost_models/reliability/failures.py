@@ -106,8 +106,7 @@ def load_failure_profile(path: Path) -> FailureProfile:
     title = fields.text("title")
     fields.take("sources")
     links_per_node = fields.integer("links_per_node", default=8)
-    observed = _observed(fields)
-    causes = list(_causes(fields, observed, links_per_node))
+    causes = list(_causes(fields, _observed(fields), links_per_node))
     total = fields.number("per_1000_node_days", default=0.0, kind="per_1000_days")
     fields.finish()
     if not causes:
@@ -147,10 +146,8 @@ def _causes(
         scope: Scope = entry.choice("scope", get_args(Scope), default="node")  # type: ignore[assignment]
         detection: Detection = entry.choice("detection", get_args(Detection), default="in-band")  # type: ignore[assignment]
         evict = entry.boolean("evict", default=detection != "planned")
-        count, rate = (
-            entry.number("count", default=0.0, kind="events"),
-            entry.number("per_1000_days", default=0.0),
-        )
+        count = entry.number("count", default=0.0, kind="events")
+        rate = entry.number("per_1000_days", default=0.0)
         entry.finish()
         if entry.has("count") == entry.has("per_1000_days"):
             problems.add(entry.key, "give either count or per_1000_days")

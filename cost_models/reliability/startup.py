@@ -11,13 +11,11 @@ from typing import Literal
 
 StartupMethod = Literal["tcp-store", "redis", "ordered"]
 
-REQUESTS_PER_BARRIER = (
-    2  # per process: add 1, then read; PyTorch _store_based_barrier. FIFO: reads follow all adds
-)
+# Per process: add 1, then read; PyTorch _store_based_barrier. FIFO: reads follow all adds
+REQUESTS_PER_BARRIER = 2
 REQUESTS_PER_MEMBER = 2  # per process and kind of group: wait for and get the NCCL id; ProcessGroupNCCL
-TCP_STORE_REQUEST_S = (
-    214.6e-6  # fitted on 1,047 s at 2,048 GPUs (MegaScale section 3.5); single-threaded, blocking
-)
+# Fitted on 1,047 s at 2,048 GPUs (MegaScale section 3.5); single-threaded, blocking
+TCP_STORE_REQUEST_S = 214.6e-6
 REDIS_REQUEST_S = 74.0e-6  # fitted on 361 s at 2,048 GPUs (the same section); non-blocking, asynchronous
 
 

@@ -39,9 +39,8 @@ class ComputeWindows:
         Ignored: pipeline bubbles, which hide more on all stages but the slowest.
         Source: interleaved 1F1B, arXiv 2104.04473 section 2.2; MegaScale, arXiv 2402.15627 section 3.2.
         """
-        passes = (
-            (layout.pipeline.vpp - 1) * min(layout.parallel.pp, micro_batches) + 1
-        ) / layout.pipeline.vpp
+        chunks = layout.pipeline.vpp
+        passes = ((chunks - 1) * min(layout.parallel.pp, micro_batches) + 1) / chunks
         return cls(forward_s=passes * forward_s, backward_s=passes * backward_s)
 
     @classmethod
@@ -113,11 +112,9 @@ def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int
             tensors.append(vocabulary)
         for kind, count in part.by_kind:
             one, moe = as_layer(model, kind)
-            if moe:
-                tensors += count * [layer_shard(one, layout, moe=True).total]
-            else:
-                matrices = layer_shards(one, layout, moe=False)
-                tensors += count * [shard.weights for shard in reversed(matrices)]
+            shards = reversed(layer_shards(one, layout, moe=moe))
+            sizes = [layer_shard(one, layout, moe=True).total] if moe else [shard.weights for shard in shards]
+            tensors += count * sizes
         if part.embedding:
             tensors.append(vocabulary)
     return filled_buckets(tensors, limit)

@@ -43,5 +43,4 @@ def deferred_head_s(
     head = LayerGemms([gemm], layout, cost.cluster.gpu, cost.cal, precision="bf16")
     tokens = np.asarray(batches.tokens / batches.group_size, dtype=np.float64)
     once_s = float(head.weight_gradient_s(tokens).mean())
-    heads = 1 + model.mtp_layers
-    return max(0.0, micro_batches * heads * once_s - drain_s(layout, backward_s))
+    return max(0.0, micro_batches * (1 + model.mtp_layers) * once_s - drain_s(layout, backward_s))

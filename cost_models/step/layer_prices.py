@@ -63,12 +63,14 @@ TERMS = (
 TERM_ROWS = {name: row for row, name in enumerate(TERMS)}
 
 _COMPUTE = ("gemm", "attention", "ring_merge", "small_kernels")
+_OF_ATTENTION = ("attention", "ring_merge", "ring_wait")
 SINGLES_KEPT = 512  # single micro-batches whose prices are kept: of uniform steps there are few
 TABLES_KEPT = 24  # of planners, of some thousand numbers of tokens: about a megabyte each
 TABLE_SIZE = 32768  # numbers of tokens
 R = TypeVar("R")
 V = TypeVar("V", float, Floats)
 
+_Column = Ints | Floats | None
 LayerTerms = dict[tuple[LayerKind, bool], Floats]
 """[T, n] of one layer by (kind, backward)."""
 
@@ -89,13 +91,12 @@ class LayerPrices:
             for kind, (one, moe) in alone.items()
         }
         self._beside = next((kind for kind in alone if kind.attends), next(iter(alone)))
-        self._exchange = (
-            None if model.mamba is None else MambaExchange(model, layout, cluster.gpu, cal, self.collectives)
-        )
-        self.head = OutputHead(model, layout, cluster.gpu, cal)
+        of_gpu = (model, layout, cluster.gpu, cal)
+        self._exchange = None if model.mamba is None else MambaExchange(*of_gpu, self.collectives)
+        self.head = OutputHead(*of_gpu)
         self._wide_shares = wide_shares(model, layout.precision)
         self._wide = layer_prices(model, _all_wide(layout), cluster, cal) if self._wide_shares else None
-        self.prediction = _prediction_gemms(model, layout, cluster.gpu, cal) if model.mtp_layers else None
+        self.prediction = _prediction_gemms(*of_gpu) if model.mtp_layers else None
         group = self.collectives.group(layout.parallel.tp)
         self._hosts = {kind: HostTime(one, layout, group, cal) for kind, (one, _) in alone.items()}
         self._known: Latest[tuple[object, ...], object] = Latest(SINGLES_KEPT)
@@ -105,8 +106,7 @@ class LayerPrices:
 
         Planners ask for thousands of them, and for mostly the same ones under other pipelines and capacities.
         """
-        table = remembered(_tables, self, _Table)
-        return table.of(tokens, self._of_one_rank)
+        return remembered(_tables, self, _Table).of(tokens, self._of_one_rank)
 
     def _of_one_rank(self, tokens: Ints) -> tuple[LayerTerms, HeadTerms]:
         sides, held = (False, True), tokens.astype(np.float64)
@@ -172,18 +172,13 @@ class LayerPrices:
         return self._mean(kind, narrow_s, self._wide.weight_gradient_s(tokens, kind))
 
     def _once(
-        self,
-        what: str,
-        columns: Sequence[Ints | Floats | None],
-        sides: tuple[bool, ...],
-        work: Callable[[], R],
+        self, what: str, columns: Sequence[_Column], sides: tuple[bool, ...], work: Callable[[], R]
     ) -> R:
         """What *work* made of a single micro-batch with the same *columns* before."""
         if columns[-1] is None or len(columns[-1]) > 1:
             return work()
         key = (what, sides, *(None if column is None else column.tobytes() for column in columns))
-        found: R = remembered(self._known, key, lambda _: work())  # type: ignore[assignment]
-        return found
+        return remembered(self._known, key, lambda _: work())  # type: ignore[return-value]
 
     def _terms_s(self, batches: MicroBatches, sides: tuple[bool, ...]) -> LayerTerms:
         narrow = self._terms_of_one_format_s(batches, sides)
@@ -209,16 +204,13 @@ class LayerPrices:
             moe = kind.has_experts
             for side, terms in zip(sides, linear[kind], strict=True):
                 rows = np.zeros((len(TERMS), len(tokens)))
-                rows[TERM_ROWS["gemm"]] = terms.gemm
+                for name, seconds in zip(terms._fields, terms, strict=True):
+                    rows[TERM_ROWS[name]] = seconds
                 if kind.attends:
-                    rows[TERM_ROWS["attention"]] = rings[side].attention
-                    rows[TERM_ROWS["ring_merge"]] = rings[side].merge
-                    rows[TERM_ROWS["ring_wait"]] = rings[side].wait
+                    for name, seconds in zip(_OF_ATTENTION, rings[side], strict=True):
+                        rows[TERM_ROWS[name]] = seconds
                 elif kind is LayerKind.MAMBA and exchange_s is not None:
                     rows[TERM_ROWS["ring_wait"]] = exchange_s
-                rows[TERM_ROWS["small_kernels"]] = terms.small_kernels
-                rows[TERM_ROWS["tp_communication"]] = terms.tp_communication
-                rows[TERM_ROWS["expert_all_to_all"]] = terms.expert_all_to_all
                 if moe and batches.routed_tokens is not None:
                     rows[TERM_ROWS["gemm"]] += cost.routed_s(batches.routed_tokens, tokens, backward=side)
                 result[kind, side] = rows
@@ -327,9 +319,8 @@ def wide_shares(model: Model, precision: Precision) -> dict[LayerKind, float]:
 
 
 def _all_wide(layout: Layout) -> Layout:
-    return layout.with_groups(
-        precision=replace(layout.precision, products="bf16", bf16_layers=0.0, bf16_parts=None)
-    )
+    wide = replace(layout.precision, products="bf16", bf16_layers=0.0, bf16_parts=None)
+    return layout.with_groups(precision=wide)
 
 
 @shared(most=32)

@@ -32,11 +32,12 @@ from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
 
-_REPEATED = frozenset(
-    {"attention", "ring_merge", "ring_wait", "host"}
-)  # not linear; recomputation repeats them
+# Not linear; recomputation repeats them
+_REPEATED = frozenset({"attention", "ring_merge", "ring_wait", "host"})
 _NOT_LINEAR = _REPEATED | {"layer_gather", "layer_reduce"}
 
+_TRAFFIC_OF_CONTEXT: dict[ContextParallelKind, TrafficKind]
+_TRAFFIC_OF_CONTEXT = {"ring": "ring", "ulysses": "spread", "disaggregated": "spread"}
 # Of the host work of a micro-batch (forward and backward pass), the part before the first kernel of one pass: half of
 # one of two. Assumed.
 RESTART_SHARE = 0.25
@@ -54,24 +55,18 @@ class MicroBatchCost:
         self.collectives, self.attention = self._layers.collectives, self._layers.attention
         self.fabric = self.collectives.fabric
         self.offloading = Offloading(model, layout, cluster, cal)
-        self._sharded = (
-            ShardedParameters(model, layout, cluster, cal, self.collectives)
-            if layout.sharding.kind == "zero3"
-            else None
-        )
+        shards = (model, layout, cluster, cal, self.collectives)
+        self._sharded = ShardedParameters(*shards) if layout.sharding.kind == "zero3" else None
         self.kinds, self.kind = stage_kinds(model, layout.of_stages)
         self._counts = [dict(kind.with_prediction(model)) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
         self._repeating = bool(self._repeats.any())
-        some = layout.recompute.layers != "all"
-        self._repeats_of = {
-            kind: self._repeats if repeats(layout, kind) else np.zeros(len(TERMS)) for kind in LayerKind
-        }
+
+        nothing = np.zeros(len(TERMS))
+        self._repeats_of = {kind: self._repeats if repeats(layout, kind) else nothing for kind in LayerKind}
         attending = {kind for counts in self._counts for kind in counts if kind.attends}
-        if some and not any(kind.has_experts for kind in attending):
-            self._attention_repeats = np.zeros(len(TERMS))
-        else:
-            self._attention_repeats = self._repeats
+        again = layout.recompute.layers == "all" or any(kind.has_experts for kind in attending)
+        self._attention_repeats = self._repeats if again else nothing
         self._layer_columns = {
             kind: np.array([counts.get(kind, 0) for counts in self._counts], dtype=np.float64)[:, None]
             for kind in LayerKind
@@ -89,18 +84,15 @@ class MicroBatchCost:
         heads = self._layers.heads_s(batches.tokens_per_rank, (backward,))
         return self._stage_terms(batches, layers, heads, backward=backward)
 
-    def both_terms_s(self, batches: MicroBatches) -> tuple[Floats, Floats]:
-        """Forward and backward at once; see terms_s."""
-        sides = (False, True)
-        layers = self._layers.terms_s(batches, sides)
-        return self._both_terms_s(batches, layers, self._layers.heads_s(batches.tokens_per_rank, sides))
-
-    def _both_terms_s(
-        self, batches: MicroBatches, layers: LayerTerms, heads: HeadTerms
+    def both_terms_s(
+        self, batches: MicroBatches, priced: tuple[LayerTerms, HeadTerms] | None = None
     ) -> tuple[Floats, Floats]:
-        forward, backward = (
-            self._stage_terms(batches, layers, heads, backward=side) for side in (False, True)
-        )
+        """Forward and backward at once; see terms_s. *priced*: what a layer and a head take, if that is known."""
+        sides = (False, True)
+        if priced is None:
+            heads = self._layers.heads_s(batches.tokens_per_rank, sides)
+            priced = self._layers.terms_s(batches, sides), heads
+        forward, backward = (self._stage_terms(batches, *priced, backward=side) for side in sides)
         return forward, backward
 
     def weight_terms_s(self, batches: MicroBatches) -> Floats:
@@ -176,37 +168,27 @@ class MicroBatchCost:
         """[n] by kind of layer: everything a layer does on a micro-batch, recomputation included."""
         by_kind = {kind: rows.sum(axis=0) for (kind, side), rows in layers.items() if side == backward}
         if backward and self._repeating:
-            return {
-                kind: time_s + self._repeats_of[kind] @ layers[kind, False]
-                for kind, time_s in by_kind.items()
-            }
+            by_kind = {one: s + self._repeats_of[one] @ layers[one, False] for one, s in by_kind.items()}
         return by_kind
 
     def _beside_shards_s(
         self, batches: MicroBatches, layers: LayerTerms, backward: bool
     ) -> tuple[dict[LayerKind, Floats], dict[LayerKind, Floats]]:
         """[n] by kind of layer, recomputation included: all it does, and what of that keeps the NICs busy itself."""
-        total_s = self._compute_s(layers, backward)
         far = np.zeros((len(TERMS), batches.count))
         if self._sharded is not None and self._sharded.shard.nodes > 1:
             far[TERM_ROWS["ring_wait"]] = batches.tier > 0
             parallel = self.layout.parallel
             experts = self.collectives.group(parallel.ep, stride=parallel.expert_cut)
             far[TERM_ROWS["expert_all_to_all"]] = experts.nodes > 1
-        network_s = {kind: (layers[kind, backward] * far).sum(axis=0) for kind in total_s}
-        if backward and self._repeating:
-            for kind, seconds in network_s.items():
-                network_s[kind] = seconds + self._repeats_of[kind] @ (layers[kind, False] * far)
-        return total_s, network_s
+        on_network = {key: rows * far for key, rows in layers.items()}
+        return self._compute_s(layers, backward), self._compute_s(on_network, backward)
 
     @priced("small_kernels")
     def _embedding_s(self, tokens: Floats) -> Floats:
         """Row gather (forward) or scatter-add (backward) of the embedding table."""
-        return memory_bound_s(
-            2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.parallel.tp,
-            self.cluster.gpu,
-            self.cal,
-        )
+        volume = 2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.parallel.tp
+        return memory_bound_s(volume, self.cluster.gpu, self.cal)
 
     @priced("wait_pipeline")
     def transfer_s(self, batches: MicroBatches, ranks: int) -> Floats:
@@ -251,25 +233,17 @@ class MicroBatchCost:
                 there = TERM_ROWS["recompute"]
                 found.append(Traffic(kind=kind, backward=True, term=there, times=repeated * times, sent=sent))
 
-        context: dict[ContextParallelKind, TrafficKind] = {
-            "ring": "ring",
-            "ulysses": "spread",
-            "disaggregated": "spread",
-        }
-        for backward in (False, True):
-            if (batches.group_size > 1).any():
-                every = [
-                    sum(count for kind, count in counts.items() if kind.attends) for counts in self._counts
-                ]
-                if any(every):
-                    sent = self._layers.attention_sent(batches, backward=backward)
-                    what = context.get(self.layout.context.kind, "exchange")
-                    add(what, backward, "ring_wait", every, sent, self._attention_repeats)
-                scanning = [counts.get(LayerKind.MAMBA, 0) for counts in self._counts]
-                exchanged = self._layers.mamba_sent(batches) if any(scanning) else None
-                if exchanged is not None:
-                    again = self._repeats_of[LayerKind.MAMBA]
-                    add("spread", backward, "ring_wait", scanning, exchanged, again)
+        attending = [sum(count for kind, count in counts.items() if kind.attends) for counts in self._counts]
+        scanning = [counts.get(LayerKind.MAMBA, 0) for counts in self._counts]
+        for backward in (False, True) if (batches.group_size > 1).any() else ():
+            if any(attending):
+                sent = self._layers.attention_sent(batches, backward=backward)
+                context = _TRAFFIC_OF_CONTEXT.get(self.layout.context.kind, "exchange")
+                add(context, backward, "ring_wait", attending, sent, self._attention_repeats)
+            exchanged = self._layers.mamba_sent(batches) if any(scanning) else None
+            if exchanged is not None:
+                again = self._repeats_of[LayerKind.MAMBA]
+                add("spread", backward, "ring_wait", scanning, exchanged, again)
         terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
         for each in self._layer_columns:
             counts = [by_kind.get(each, 0) for by_kind in self._counts]
@@ -300,7 +274,7 @@ class MicroBatchCost:
         return volume, np.asarray(self.transfer_s(batches, ranks) - volume * byte_s)
 
     @property
-    def _visited(self) -> Ints:
+    def visited(self) -> Ints:
         """[S, V]: kinds of the chunks that a micro-batch passes: all, but one of DualPipe's two copies."""
         return self.kind[:, : self.layout.pipeline.vpp]
 
@@ -327,8 +301,7 @@ class MicroBatchCost:
         if batches.count > 1 and batches.alike:
             return np.repeat(self.busy_s(batches.first), batches.count)
         forward, backward = self.both_terms_s(batches)
-        total = forward.sum(axis=0) + backward.sum(axis=0)
-        return np.asarray(self.by_stage(total).max(axis=0))
+        return np.asarray(self.by_stage(forward.sum(axis=0) + backward.sum(axis=0)).max(axis=0))
 
     def sequence_s(
         self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, least: bool = False
@@ -352,10 +325,9 @@ class MicroBatchCost:
             ring_s: ArrayLike = 0.0
             alone_s: ArrayLike = 0.0
             if in_rings.any():  # most callers ask of groups, or of single ranks
-                step_s = segments.least_step_s if least else segments.ring_step_s
-                ring = self.attention.ring(
-                    step_s(tokens, sizes, backward=backward), groups, backward=backward
-                )
+                price = segments.least_step_s if least else segments.ring_step_s
+                step_s = price(tokens, sizes, backward=backward)
+                ring = self.attention.ring(step_s, groups, backward=backward)
                 ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
             if not in_rings.all():
                 alone_s = kernels * segments.alone_s(tokens, backward=backward)
@@ -370,7 +342,8 @@ class MicroBatchCost:
         """
         tokens = np.asarray(lengths, dtype=np.float64)
         total = np.zeros(tokens.shape)
-        for backward, passes in ((False, self._forward_passes), (True, 1.0)):
+        forwards = 1.0 + float(self._attention_repeats[TERM_ROWS["attention"]])
+        for backward, passes in ((False, forwards), (True, 1.0)):
             alone_s = self.attention.segments.alone_s(tokens, backward=backward)
             pair_s = 4.0 * self.attention.segments.ring_step_s(tokens, 2.0, backward=backward)
             total = total + passes * np.minimum(alone_s, pair_s)
@@ -388,11 +361,8 @@ class MicroBatchCost:
         Forward, backward and recomputation; no attention and no host time, recomputed or not; no terms *without*.
         """
         batches = MicroBatches.single(np.asarray(tokens_per_rank, dtype=np.int64))
-        if batches.count > 1:
-            table = self._layers.table_s(batches.segment_tokens)
-            forward, backward = self._both_terms_s(batches, *table)
-        else:
-            forward, backward = self.both_terms_s(batches)
+        table = self._layers.table_s(batches.segment_tokens) if batches.count > 1 else None
+        forward, backward = self.both_terms_s(batches, table)
         linear = [row for name, row in TERM_ROWS.items() if name not in _NOT_LINEAR and name not in without]
         total = forward[linear].sum(axis=0) + backward[linear].sum(axis=0)
         repeated = [TERM_ROWS[name] for name in _REPEATED]
@@ -415,13 +385,13 @@ class MicroBatchCost:
     @property
     def layers_by_stage(self) -> Ints:
         """[S]: transformer layers that a micro-batch passes on every stage (all its chunks together)."""
-        return np.asarray(np.array([kind.layers for kind in self.kinds])[self._visited].sum(axis=1))
+        return np.asarray(np.array([kind.layers for kind in self.kinds])[self.visited].sum(axis=1))
 
     @property
     def attention_layers_by_stage(self) -> Ints:
         """[S]: those of them that have attention."""
         layers = np.array([kind.attention_layers for kind in self.kinds])
-        return np.asarray(layers[self._visited].sum(axis=1))
+        return np.asarray(layers[self.visited].sum(axis=1))
 
     @property
     def floor_s(self) -> float:
@@ -444,11 +414,6 @@ class MicroBatchCost:
     def pass_s(self) -> float:
         """Host work around one pass, forward or backward, of a virtual stage."""
         return pass_host_s(self.layout, self.cal)
-
-    @property
-    def _forward_passes(self) -> float:
-        """How often a layer's attention runs forward: once more where it is recomputed."""
-        return 1.0 + float(self._attention_repeats[TERM_ROWS["attention"]])
 
 
 @lru_cache(maxsize=64)

@@ -52,11 +52,8 @@ class MixedCost:
     def sums(self) -> StepSums:
         """What is exchanged and updated once a step, at the slowest."""
         every = [step_sums(cost, self.ranks) for cost in self.kinds]
-        slowest = {
-            item.name: np.max([getattr(sums, item.name) for sums in every], axis=0)
-            for item in fields(StepSums)
-        }
-        return StepSums(**slowest)
+        names = [item.name for item in fields(StepSums)]
+        return StepSums(**{name: np.max([getattr(sums, name) for sums in every], axis=0) for name in names})
 
     def epilogue(self, *, data_s: float, windows: ComputeWindows | None) -> Epilogue:
         """See cost_models.step.step.epilogue."""
@@ -84,19 +81,14 @@ class MixedCost:
             )
             for terms, of_kind in zip(both, present, strict=True)
         ]
-        epilogue = self.epilogue(
-            data_s=data_s,
-            windows=self._windows(
-                [ComputeWindows.of(layout, *means_s, micro_batches) for means_s in windows],
-                self._slack_s((forward + backward).sum(axis=0), member_ranks, of_member),
-            ),
-        )
+        slack_s = self._slack_s((forward + backward).sum(axis=0), member_ranks, of_member)
+        by_kind_s = [ComputeWindows.of(layout, *means_s, micro_batches) for means_s in windows]
+        epilogue = self.epilogue(data_s=data_s, windows=self._windows(by_kind_s, slack_s))
         if layout.defers_head_gradient:
             epilogue.optimizer_s[-1] += max(
                 deferred_head_s(cost, batches, micro_batches, of_kind)
                 for cost, (_, of_kind) in zip(self.kinds, windows, strict=True)
             )
-        mixes = bool((forward_share < 1.0).any() or (backward_share < 1.0).any())
         return StepCosts(
             stages=layout.parallel.pp,
             chunks=chunks_per_stage(layout.pipeline.schedule, layout.pipeline.vpp),
@@ -110,7 +102,7 @@ class MixedCost:
             pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
             loss_meets=first.loss_average_s > 0.0,
             members=MemberTimes(rank_kind=self.rank_kind, forward=forward_share, backward=backward_share)
-            if mixes
+            if bool((forward_share < 1.0).any() or (backward_share < 1.0).any())
             else None,
         )
 
@@ -119,11 +111,9 @@ class MixedCost:
 
         Those of its ranks as they are *played* (with slower members), others as they would be there.
         """
-        first = self.kinds[0]
         passes_s = np.where(present, played.sum(axis=0), own.sum(axis=0))
         seconds = np.average(passes_s, axis=-1, weights=ranks)
-        visited = first.kind[:, : first.layout.pipeline.vpp]
-        return np.asarray(seconds[visited].sum(axis=1))
+        return np.asarray(seconds[self.kinds[0].visited].sum(axis=1))
 
     def _windows(self, windows: list[ComputeWindows], slack_s: Floats) -> ComputeWindows:
         """What every kind has of compute to hide traffic behind: its own window, and what it ends earlier by."""
@@ -143,8 +133,7 @@ class MixedCost:
         for stage, seconds in enumerate(by_stage):
             load_s = np.bincount(member_ranks, weights=seconds[of_member], minlength=self.ranks)
             np.maximum.at(busiest[:, stage], self.rank_kind, load_s)
-        slack: Floats = busiest.max(axis=0) - busiest
-        return slack
+        return np.asarray(busiest.max(axis=0) - busiest)
 
 
 def _slowest(terms_s: Floats, present: Bools) -> tuple[Floats, Floats]:

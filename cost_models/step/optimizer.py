@@ -48,9 +48,8 @@ def optimizer_s(parameters: Floats, layout: Layout, cluster: Cluster, cal: Calib
         return memory_bound_s(traffic * parameters, cluster.gpu, cal)
     link = cluster.node.host_link_bytes_per_s_per_gpu * cal.host_link_efficiency
     host = cal.host_memory_bytes_per_s / cluster.node.gpus
-    update = (
-        traffic - layout.precision.gradient_bytes
-    ) / host  # the norm is taken before the gradients leave the GPU
+    # The norm is taken before the gradients leave the GPU
+    update = (traffic - layout.precision.gradient_bytes) / host
     norm = memory_bound_s(layout.precision.gradient_bytes * parameters, cluster.gpu, cal)
     return np.asarray(norm + parameters * ((layout.precision.gradient_bytes + BF16_BYTES) / link + update))
 

@@ -27,6 +27,9 @@ from hdpsim.errors import InfeasibleError
 # read and write; PyTorch fully_shard, split_with_sizes_copy of foreach_all_gather_copy_out
 COPY_OUT_BYTES = 2 * BF16_BYTES
 
+ByKind = dict[LayerKind, Floats]
+"""[n] by kind of layer."""
+
 
 def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) -> float:
     """Traffic for each gradient between the kernel that computed it and the collective that sums it.
@@ -117,10 +120,9 @@ class ShardedParameters:
         self._reduces = not model.frozen
         ranks = layout.parallel.ranks(cluster.gpus)
         spread = layout.parallel.expert_gpus
+        copies = max(1, ranks * layout.parallel.tp // spread)
         self._dense = ShardGroups.of(layout, collectives, ranks, layout.parallel.rank_stride)
-        self._experts = ShardGroups.of(
-            layout, collectives, max(1, ranks * layout.parallel.tp // spread), spread
-        )
+        self._experts = ShardGroups.of(layout, collectives, copies, spread)
         self._layers = {}
         for kind in kinds_of(model):
             one, moe = as_layer(model, kind)
@@ -187,18 +189,11 @@ class ShardedParameters:
         (allgather, reduce_scatter: recordStream and copy_ for every tensor of the list).
         """
         ranks = self._dense.shard.ranks
-        return (
-            tensors * ranks * self._cal.launch_s if self._layout.sharding.gather_lists and ranks > 1 else 0.0
-        )
+        return tensors * ranks * self._cal.launch_s * (self._layout.sharding.gather_lists and ranks > 1)
 
     @priced("layer_gather", "layer_reduce")
     def exposed_s(
-        self,
-        kind: StageContents,
-        layer_s: dict[LayerKind, Floats],
-        network_s: dict[LayerKind, Floats],
-        *,
-        backward: bool,
+        self, kind: StageContents, layer_s: ByKind, network_s: ByKind, *, backward: bool
     ) -> tuple[Floats, Floats]:
         """[n] each: what gathers and reductions add to the forward or backward of a stage.
 
@@ -232,9 +227,7 @@ class ShardedParameters:
                 inner -= 1
                 gather += unit.gather_s * (not (backward and kind.head and self._layout.sharding.overlap))
                 reduce += unit.reduce_s * backward
-            gather_s, reduce_s = self._layer_exposed_s(
-                unit, layer_s[each] - network_s[each], backward=backward
-            )
+            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[each] - network_s[each], backward)
             gather += counts[each] * unit.copy_out_s + inner * gather_s
             reduce += counts[each] * unit.copy_in_s * backward + inner * reduce_s
         # embedding and output projection are one unit where they are tied
@@ -245,9 +238,7 @@ class ShardedParameters:
             reduce += (unit.reduce_s + unit.copy_in_s + unit.list_s * self._reduces) * backward
         return gather, reduce
 
-    def _layer_exposed_s(
-        self, unit: UnitTraffic, compute_s: Floats, *, backward: bool
-    ) -> tuple[Floats, Floats]:
+    def _layer_exposed_s(self, unit: UnitTraffic, compute_s: Floats, backward: bool) -> tuple[Floats, Floats]:
         """[n] each: gather and reduction of one layer beyond the compute that runs beside them."""
         reduce_s = unit.reduce_s if backward else 0.0
         transfer_s = unit.gather_s + reduce_s

@@ -133,9 +133,8 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
             if groups.replicas is not None:
-                reduced_s = cost.collectives.all_reduce_s(
-                    layout.precision.gradient_bytes * shards, groups.replicas
-                )
+                volume = layout.precision.gradient_bytes * shards
+                reduced_s = cost.collectives.all_reduce_s(volume, groups.replicas)
                 sync += reduced_s
                 last_sync += reduced_s / buckets(counts, members, layout)
         else:
@@ -143,9 +142,8 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             plain = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
             groups = ShardGroups.of(plain, cost.collectives, members, stride)
             pieces = _pieces(cost, counts, members)
-            summed = (
-                ShardGroups(shard=group, replicas=None) if layout.sharding.gradient_all_reduce else groups
-            )
+            everyone = ShardGroups(shard=group, replicas=None)
+            summed = everyone if layout.sharding.gradient_all_reduce else groups
             gathered_s = _gather_s(cost, counts, groups.shard)
             reduced_s = _sync_s(cost, counts, summed, pieces)
             optimizer += step_checks_s(group, layout.host, cal.network)
@@ -231,11 +229,9 @@ def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:
     dense, experts = np.array([(part.dense, part.experts) for part in trained], dtype=np.float64).T
     spread = parallel.expert_gpus
     copies = max(1, ranks * parallel.tp // spread)
-    sharers = [
-        _Sharers(dense, ranks, parallel.rank_stride, parallel.tp),
-        _Sharers(experts, copies, spread, spread),
-    ]
-    return [one for one in sharers if one.parameters.any()]
+    of_dense = _Sharers(dense, ranks, parallel.rank_stride, parallel.tp)
+    of_experts = _Sharers(experts, copies, spread, spread)
+    return [one for one in (of_dense, of_experts) if one.parameters.any()]
 
 
 @priced("gradient_sync")
@@ -294,10 +290,8 @@ def _pieces(cost: MicroBatchCost, parameters: Floats, members: int) -> Floats:
     limit = cost.layout.sharding.bucket_parameters
     if limit is None or cost.model.frozen:
         return buckets(parameters, members, cost.layout)
-    stages = range(cost.layout.parallel.pp)
-    return np.array(
-        [stage_buckets(cost.model, cost.layout, stage, limit) for stage in stages], dtype=np.float64
-    )
+    counts = [stage_buckets(cost.model, cost.layout, stage, limit) for stage in range(len(parameters))]
+    return np.array(counts, dtype=np.float64)
 
 
 @priced("gradient_sync")
@@ -318,18 +312,12 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, piece
     else:
         once_s = cost.collectives.reduce_scatter_s(volume, groups.shard, in_place=True)
         if groups.replicas is not None:
-            shards = volume / groups.shard.ranks
-            once_s = once_s + cost.collectives.all_reduce_s(shards, groups.replicas)
+            once_s = once_s + cost.collectives.all_reduce_s(volume / groups.shard.ranks, groups.replicas)
     return np.asarray(each * once_s)
 
 
 def step_costs(
-    cost: MicroBatchCost,
-    batches: MicroBatches,
-    ranks: int,
-    *,
-    data_s: float,
-    traffic: bool = False,
+    cost: MicroBatchCost, batches: MicroBatches, ranks: int, *, data_s: float, traffic: bool = False
 ) -> StepCosts:
     """Everything an executor needs to play a plan with these micro-batches.
 
@@ -344,15 +332,13 @@ def step_costs(
     alike = batches.alike
     priced = batches.first if alike else batches
     forward, backward = cost.both_terms_s(priced)
-    transfer = cost.transfer_s(priced, ranks)
-    visited = cost.kind[:, : layout.pipeline.vpp]  # one of the two copies of DualPipe
+
     # What a rank computes at the edges of a step: a micro-batch that many ranks share counts as often.
     share = None if alike else priced.group_size
     forward_s, backward_s = (
-        np.average(terms.sum(axis=0), axis=-1, weights=share)[visited].sum(axis=1)
+        np.average(terms.sum(axis=0), axis=-1, weights=share)[cost.visited].sum(axis=1)
         for terms in (forward, backward)
     )
-    count = batches.count * batches.copies
     micro_batches = float(batches.group_size.sum()) * batches.copies / ranks
     windows = ComputeWindows.of(layout, forward_s, backward_s, micro_batches)
     weight = cost.weight_terms_s(priced) if layout.pipeline.schedule in SPLIT_SCHEDULES else None
@@ -366,7 +352,7 @@ def step_costs(
         forward_terms_s=forward,
         backward_terms_s=backward,
         kind=cost.kind,
-        transfer_s=transfer,
+        transfer_s=cost.transfer_s(priced, ranks),
         epilogue=epilogue_costs,
         schedule=layout.pipeline.schedule,
         weight_terms_s=weight,
@@ -376,4 +362,4 @@ def step_costs(
         loss_meets=cost.loss_average_s > 0.0,
         traffic=step_traffic(cost, priced, ranks) if traffic else None,
     )
-    return costs.repeated(count) if alike else costs
+    return costs.repeated(batches.count * batches.copies) if alike else costs

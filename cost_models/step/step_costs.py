@@ -105,22 +105,19 @@ class StepCosts:
     @property
     def forward_s(self) -> Floats:
         """[K, n]: whole forward of a virtual stage of each kind."""
-        total: Floats = self.forward_terms_s.sum(axis=0)
-        return total
+        return np.asarray(self.forward_terms_s.sum(axis=0))
 
     @property
     def backward_s(self) -> Floats:
         """[K, n]"""
-        total: Floats = self.backward_terms_s.sum(axis=0)
-        return total
+        return np.asarray(self.backward_terms_s.sum(axis=0))
 
     @property
     def weight_s(self) -> Floats:
         """[K, n]: the weight gradients in backward_s."""
         if self.weight_terms_s is None:
             return np.zeros(self.backward_terms_s.shape[1:])
-        total: Floats = self.weight_terms_s.sum(axis=0)
-        return total
+        return np.asarray(self.weight_terms_s.sum(axis=0))
 
     def repeated(self, count: int) -> StepCosts:
         """The costs of *count* micro-batches that are all like the first."""

@@ -27,9 +27,8 @@ from hdpsim.cost_models.transformer.layers import (
 from hdpsim.cost_models.transformer.model import Model
 
 FLOP_PER_MULTIPLY_ADD = 2
-FORWARD_AND_BACKWARD = (
-    3  # the backward computes two products (input and weight gradient) for each of the forward
-)
+# The backward computes two products (input and weight gradient) for each of the forward
+FORWARD_AND_BACKWARD = 3
 FORWARD_AND_INPUT_GRADIENT = 2  # frozen weights have no weight gradient
 SCAN_FLOP = 7  # of a Mamba layer, per element of its heads and of its state: NVIDIA-NeMo/Megatron-Bridge, flop_utils.py
 

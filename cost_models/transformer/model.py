@@ -167,16 +167,12 @@ class Model(Checked):
             for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden", "expert_latent"):
                 if getattr(self, key):
                     found.append((key, "only makes sense with experts"))
-        if 0 < self.full_attention_every < 1:
-            found.append(
-                ("full_attention_every", f"must be 0 or at least 1, got {self.full_attention_every}")
-            )
+        if 0 < (every := self.full_attention_every) < 1:
+            found.append(("full_attention_every", f"must be 0 or at least 1, got {every}"))
         if self.adapter_rank > self.hidden:
             found.append(("adapter_rank", f"must not exceed hidden {self.hidden}, got {self.adapter_rank}"))
-        if self.dense_layers > self.layers:
-            found.append(
-                ("dense_layers", f"must not exceed the {self.layers} layers, got {self.dense_layers}")
-            )
+        if (dense := self.dense_layers) > self.layers:
+            found.append(("dense_layers", f"must not exceed the {self.layers} layers, got {dense}"))
         if bool(self.dense_layers) != bool(self.dense_ffn_hidden) and self.experts:
             found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
         return (*found, *_of_patterns(self))
@@ -196,10 +192,8 @@ def _of_patterns(model: Model) -> tuple[tuple[str, str], ...]:
     if not letters["layer_pattern"]:
         return tuple((key, "only makes sense with layer_pattern") for key in ("mtp_pattern", "mamba")
                      if getattr(model, key))  # fmt: skip
-    if len(letters["layer_pattern"]) != model.layers:
-        found.append(
-            ("layer_pattern", f"has {len(letters['layer_pattern'])} layers, layers says {model.layers}")
-        )
+    if (held := len(letters["layer_pattern"])) != model.layers:
+        found.append(("layer_pattern", f"has {held} layers, layers says {model.layers}"))
     if bool(letters["mtp_pattern"]) != bool(model.mtp_layers):
         found.append(("mtp_pattern", "and mtp_layers must be given together in a hybrid"))
     used = set("".join(letters.values()))

@@ -53,9 +53,8 @@ class ParameterCount:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: ParameterCount) -> ParameterCount:
-        return ParameterCount(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        )
+        names = [field.name for field in fields(self)]
+        return ParameterCount(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def __mul__(self, times: int) -> ParameterCount:
         return ParameterCount(**{f.name: getattr(self, f.name) * times for f in fields(self)})
@@ -168,7 +167,8 @@ def parameters(model: Model) -> ParameterCount:
     """
     total = ParameterCount()
     for kind, count in layer_counts(model):
-        total += _of_kind(model, kind) * count
+        one, moe = as_layer(model, kind)
+        total += layer_parameters(one, moe=moe) * count
     vocabulary = vocabulary_matrix(model).weights
     return total + ParameterCount(
         norms=_norm(model),
@@ -176,11 +176,6 @@ def parameters(model: Model) -> ParameterCount:
         positions=model.learned_positions * model.hidden,
         head=0 if model.tied_embeddings else vocabulary,
     )
-
-
-def _of_kind(model: Model, kind: LayerKind) -> ParameterCount:
-    one, moe = as_layer(model, kind)
-    return layer_parameters(one, moe=moe)
 
 
 def active_parameters(model: Model) -> int:
@@ -209,18 +204,17 @@ def stage_layers(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(by_hand[virtual].layers for virtual in row[:vpp]) for row in table)
     if layout.pipeline.balance == "flop":
         return _layers_by_flop(model, layout)
-    base, extra = divmod(layer_units(model, layout), pp * vpp)
+    units = layer_units(model, layout)
+    base, extra = divmod(units, pp * vpp)
     middle = (pp - 1) if layout.pipeline.schedule == "zb-v" else (pp - 1) / 2
     order = sorted(range(pp), key=lambda stage: (abs(stage - middle), stage))
     counts = [[base] * vpp for _ in range(pp)]
     for place in range(extra):
         chunk, position = divmod(place, pp)
         counts[order[position]][chunk] += 1
-    if layer_units(model, layout) > model.layers:
+    if units > model.layers:
         counts[0][0] -= 1
-        counts[0 if layout.pipeline.schedule == "zb-v" else pp - 1][vpp - 1] -= (
-            layer_units(model, layout) - model.layers - 1
-        )
+        counts[0 if layout.pipeline.schedule == "zb-v" else pp - 1][vpp - 1] -= units - model.layers - 1
     return tuple(tuple(chunks) for chunks in counts)
 
 
@@ -245,8 +239,7 @@ def _layers_by_flop(model: Model, layout: Layout) -> tuple[tuple[int, ...], ...]
     share = (model.layers + table / a_layer) / cuts
     ends = [0]
     for cut in range(1, cuts):
-        wanted = math.ceil(share * cut - 1e-9)
-        ends.append(min(wanted, model.layers))
+        ends.append(min(math.ceil(share * cut - 1e-9), model.layers))
     ends.append(model.layers)
     counts = [last - first for first, last in pairwise(ends)]
     return tuple(tuple(counts[stage :: layout.parallel.pp]) for stage in range(layout.parallel.pp))
@@ -269,18 +262,16 @@ def _stage_contents(model: Model, layout: Layout) -> tuple[tuple[StageContents, 
     layers_of = {table[stage][chunk]: n for stage, row in enumerate(counts) for chunk, n in enumerate(row)}
     by_hand = _cut_by_hand(layout) or ()
     placed = any(stage.mtp_layers for stage in by_hand)
-    contents: list[StageContents] = []
-    kinds = iter(layers_in_order(model))
-    for virtual in range(len(layers_of)):
-        last = virtual == len(layers_of) - 1
-        contents.append(
-            StageContents(
-                by_kind=counted(islice(kinds, layers_of[virtual])),
-                embedding=virtual == 0,
-                head=last,
-                mtp_layers=by_hand[virtual].mtp_layers if placed else model.mtp_layers * last,
-            )
+    kinds, last = iter(layers_in_order(model)), len(layers_of) - 1
+    contents = [
+        StageContents(
+            by_kind=counted(islice(kinds, layers_of[virtual])),
+            embedding=virtual == 0,
+            head=virtual == last,
+            mtp_layers=by_hand[virtual].mtp_layers if placed else model.mtp_layers * (virtual == last),
         )
+        for virtual in range(len(layers_of))
+    ]
     return tuple(tuple(contents[virtual] for virtual in row) for row in table)
 
 
@@ -294,8 +285,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
     cut by hand says where.
     Source: arXiv 1909.08053 section 3; arXiv 2104.04473 (embedding copies); Megatron-Core (latent attention).
     """
-    held = stage_contents(model, layout)[stage]
-    return _parameters_of(model, layout.of_stages, held)
+    return _parameters_of(model, layout.of_stages, stage_contents(model, layout)[stage])
 
 
 @lru_cache(maxsize=4096)
@@ -304,11 +294,11 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
     dense = experts = matrices = largest = 0
     vocabulary = vocabulary_shard(model, layout)
     for part in held:
-        for kind, count in part.by_kind:
+        for kind, count in part.with_prediction(model):
             layer = kind_shard(model, layout, kind)
             dense, experts = dense + count * layer.dense, experts + count * layer.experts
             matrices += count * layer.matrices
-            largest = max(largest, layer.total)
+        largest = max([largest, *(kind_shard(model, layout, kind).total for kind, _ in part.by_kind)])
         if part.embedding:
             dense += vocabulary + model.learned_positions * model.hidden
         if part.head:
@@ -319,11 +309,7 @@ def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]
             projection = math.prod(prediction_matrix(model).shard(layout.parallel.tp))
             dense += part.mtp_layers * (projection + 3 * _norm(model))
             matrices += part.mtp_layers * projection
-            for kind, count in prediction_counts(model):
-                layer = kind_shard(model, layout, kind)
-                dense += part.mtp_layers * count * layer.dense
-                experts += part.mtp_layers * count * layer.experts
-                matrices += part.mtp_layers * count * layer.matrices
+
             if layout.parallel.pp > 1:
                 dense += vocabulary  # the embedding it shares sits on another stage: a copy
     return StageParameters(dense=dense, experts=experts, largest_unit=largest, matrices=matrices)

@@ -53,9 +53,8 @@ class _Run:
 
     def __init__(self, setup: CampaignSetup) -> None:
         self._setup = setup
-        seeds = np.random.SeedSequence(setup.seed).spawn(6)
         failures, self._detect, self._steps_random, repair, self._slow_random, self._test_random = map(
-            np.random.default_rng, seeds
+            np.random.default_rng, np.random.SeedSequence(setup.seed).spawn(6)
         )
         self._env = simpy.Environment()
         self._pool = SparePool(self._env, setup.spares, setup.handling.repair_s, repair)
@@ -76,14 +75,10 @@ class _Run:
         self._wake = self._env.event()
         self._requests: list[FailureCause] = []
         """Planned stops, and slow nodes that were found, waiting for the next checkpoint."""
-        self._missing = 0
-        self._evictions = 0
+        self._missing = self._slow = self._restarts = 0
+        self._evictions = self._false_evictions = self._overlooked = 0
         self._faults: list[Fault] = []
         """Nodes at fault that nobody has found yet."""
-        self._restarts = 0
-        self._false_evictions = 0
-        self._overlooked = 0
-        self._slow = 0
         self._open: list[tuple[str, int, int]] = []
         self._incidents: list[Incident] = []
         self._unplanned = 0
@@ -198,9 +193,8 @@ class _Run:
         while True:
             try:
                 if failure is not None:
-                    yield from self._pause(
-                        "detection", detection_ticks(failure, setup.handling, self._detect)
-                    )
+                    until_detected = detection_ticks(failure, setup.handling, self._detect)
+                    yield from self._pause("detection", until_detected)
                     yield from self._diagnose()
                 yield from self._replace()
                 yield from self._pause("scheduling", ticks(setup.scheduling_s))

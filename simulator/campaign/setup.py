@@ -13,15 +13,9 @@ from hdpsim.simulator.campaign.between_failures import CYCLE_ACCOUNTS, TICKS_PER
 from hdpsim.simulator.campaign.events import Handling
 
 ACCOUNTS = (
-    *CYCLE_ACCOUNTS,
-    "lost_work",
-    "detection",
-    "diagnosis",
-    "waiting_for_node",
-    "scheduling",
-    "group_initialisation",
-    "checkpoint_load",
-)
+    *CYCLE_ACCOUNTS, "lost_work", "detection", "diagnosis", "waiting_for_node", "scheduling",
+    "group_initialisation", "checkpoint_load",
+)  # fmt: skip
 """Every tick of a campaign is in exactly one of these."""
 
 EFFECTIVE = frozenset({"training", "drift", "stragglers"})

@@ -43,10 +43,9 @@ def checkpoints_of(setup: Setup, run: RunOptions) -> Checkpoints | None:
     fastest = sending_bytes_per_s(cluster) or run.storage_bytes_per_s
     if run.checkpoint_upload_s is not None:
         fastest = size.unique_bytes / max(run.checkpoint_upload_s, 1e-9)
-    block_s = blocking_s(size, cluster) if run.checkpoint_block_s is None else run.checkpoint_block_s
     return Checkpoints(
         every_steps=run.checkpoint_steps,
-        block_s=block_s,
+        block_s=blocking_s(size, cluster) if run.checkpoint_block_s is None else run.checkpoint_block_s,
         upload_bytes=size.unique_bytes,
         fastest_bytes_per_s=fastest,
         host_bytes=size.gpu_bytes * node.gpus,

@@ -43,6 +43,7 @@ from hdpsim.simulator.playing import wired
 from hdpsim.simulator.setup import Setup
 
 _Process = Generator[simpy.Event, Any, None]
+_Waits = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +145,12 @@ class _Running:
 
 def run_of(setup: Setup, steps: Iterable[PreparedStep], options: RunOptions, *, record: bool = False) -> Run:
     """The run of *steps*, which were prepared for this setup with these options."""
-    links = wired(setup).links if setup.execution.network == "flows" else None
     return Run(
         steps,
         storage_bytes_per_s=options.storage_bytes_per_s,
         host_room_bytes=host_room_bytes(setup),
         checkpoints=checkpoints_of(setup, options),
-        links=links,
+        links=wired(setup).links if setup.execution.network == "flows" else None,
         storage_on_nics=options.storage_nics == "shared",
         record=record,
     )
@@ -353,8 +353,7 @@ class Run:
             if step.longest_s is not None:
                 first_end = self._at(float(ends_s.min()))
             return _Running(first_end, last_end, ends_s, [])
-        stages = len(step.phases_s)
-        begins = before.stage_ended
+        stages, begins = len(step.phases_s), before.stage_ended
         if len(begins) != stages:  # what was before was played beforehand, or nothing: all begin now
             begins = [self._at(float(begin_s)) for begin_s in np.broadcast_to(before.ends_s, stages)]
         played.start(env, begins)
@@ -386,13 +385,7 @@ class Run:
         ends_s[stage] = self._env.now
 
     def _end(
-        self,
-        ready: _Ready,
-        before: _Running,
-        running: _Running,
-        at_s: float,
-        waited: dict[str, float],
-        in_queue: int,
+        self, ready: _Ready, before: _Running, running: _Running, at_s: float, waited: _Waits, in_queue: int
     ) -> _Process:
         """Wait until all stages have ended, and note what the step was like."""
         yield running.last_end
@@ -430,9 +423,8 @@ class Run:
             return
         step, number = ready.step, ready.number
         for stage, (sync_s, summed_s, optimizer_s, end_s) in enumerate(step.phases_s.tolist()):
-            shift_s = float(running.ends_s[min(stage, len(running.ends_s) - 1)]) - (
-                end_s if len(running.ends_s) > 1 else step.step_s
-            )
+            ended_s = float(running.ends_s[min(stage, len(running.ends_s) - 1)])
+            shift_s = ended_s - (end_s if len(running.ends_s) > 1 else step.step_s)
             begin_s = max(start_s, shift_s)
             for name, first_s, last_s in (
                 ("micro-batches", begin_s - shift_s, sync_s),

@@ -51,8 +51,7 @@ class HostedProgram:
         stage = int(self.program.stage_of(np.array(link), np.array(unit)))
         first = ranks * self.rank_stride + stage * self.stage_stride
         nodes, members = np.unique(first // self.node_gpus, return_counts=True)
-        of_process = self.tensor_gpus * float(self.unit_bytes[link, unit])
-        return nodes, np.asarray(members * of_process)
+        return nodes, np.asarray(members * (self.tensor_gpus * float(self.unit_bytes[link, unit])))
 
 
 def operation_bytes(program: Program, moved_bytes: Floats) -> Floats:

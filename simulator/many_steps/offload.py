@@ -53,19 +53,16 @@ def offload_of(setup: Setup, cost: MicroBatchCost, program: Program, timeline: T
     rank, stage = spans.rank[forward], spans.stage[forward]
     volume = moved_bytes[program.costs.kind[stage, spans.chunk[forward]], spans.micro_batch[forward]]
     moving = volume > 0
-    forward, backward, rank, stage, volume = (
-        column[moving] for column in (forward, backward, rank, stage, volume)
-    )
+    columns = (forward, backward, rank, stage, volume)
+    forward, backward, rank, stage, volume = (column[moving] for column in columns)
     parallel, node_gpus = setup.layout.parallel, setup.cluster.node_gpus
     # Of every process the node (its first one, if its GPUs fill several), and how many GPUs of that it has.
     node = (rank * parallel.rank_stride + stage * parallel.stage_stride(program.ranks)) // node_gpus
-    gpus = min(parallel.tp, node_gpus)
     begin_s, end_s = spans.start_s[forward], spans.end_s[backward]
-    fullest, held = _fullest_node(node, gpus * volume, begin_s, end_s)
+    fullest, held = _fullest_node(node, min(parallel.tp, node_gpus) * volume, begin_s, end_s)
     process = stage * program.ranks + rank
     busiest = process == np.bincount(process, volume).argmax()
-    rate = cost.offloading.bytes_per_s
-    took_s = volume[busiest] / rate
+    took_s = volume[busiest] / cost.offloading.bytes_per_s
     to_host = np.minimum(begin_s[busiest] + took_s, spans.end_s[forward][busiest])
     from_host = np.maximum(end_s[busiest] - took_s, spans.start_s[backward][busiest])
     return Offload(
@@ -93,9 +90,8 @@ def hosted_program(setup: Setup, cost: MicroBatchCost, program: Program, room_by
 def _moved_bytes(cost: MicroBatchCost, program: Program) -> Floats:
     """[K, n]: what each GPU sends to the host of every micro-batch on every kind of virtual stage."""
     plan = program.plan
-    moving = np.array([kind.offloading_layers for kind in cost.kinds])
     of_layer = plan.offload_ratio * cost.offloading.activation_bytes_per_token * plan.tokens / plan.group_size
-    return np.asarray(np.outer(moving, of_layer))
+    return np.asarray(np.outer(np.array([kind.offloading_layers for kind in cost.kinds]), of_layer))
 
 
 def _fullest_node(node: Ints, volume: Floats, begin_s: Floats, end_s: Floats) -> tuple[float, Floats]:

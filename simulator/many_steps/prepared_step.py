@@ -157,13 +157,9 @@ def prepare_step(
     priced = price_plan(setup, problem, plan)
     path = batch_path(setup, problem, priced, run)
     made_s = communicators_s(setup.strategy, problem.cost, plan)
-    costs = replace(
-        priced,
-        epilogue=replace(
-            priced.epilogue, data_s=synchronised_pause_s(setup.execution) + made_s, planning_s=made_s
-        ),
-        data_path=None,
-    )
+    data_s = synchronised_pause_s(setup.execution) + made_s
+    epilogue = replace(priced.epilogue, data_s=data_s, planning_s=made_s)
+    costs = replace(priced, epilogue=epilogue, data_path=None)
     execution = play_plan(setup, plan, costs)
     noise = plan_noise(setup, plan, costs)
     by_stage = costs.schedule in STAGE_BY_STAGE
@@ -224,10 +220,8 @@ def _step_room_bytes(setup: Setup, run: RunOptions, path: BatchPath) -> int | No
     room_bytes, taken = host_room_bytes(setup), checkpoints_of(setup, run)
     if room_bytes is None:
         return None
-    beside_bytes = path.ahead_steps * math.ceil(path.host_bytes) + math.ceil(
-        taken.host_bytes if taken else 0.0
-    )
-    return max(0, math.floor(room_bytes) - beside_bytes)
+    copy_bytes = math.ceil(taken.host_bytes if taken else 0.0)
+    return max(0, math.floor(room_bytes) - path.ahead_steps * math.ceil(path.host_bytes) - copy_bytes)
 
 
 def _phases_s(execution: Execution) -> Floats:
@@ -273,10 +267,8 @@ def _planning_s(run: RunOptions, problem: PlanningProblem, strategy: str, calibr
     if run.planner == "calibration":
         return calibrated_s
     if strategy not in MEASURED_PLANNER:
-        known = " and ".join(MEASURED_PLANNER)
-        raise UserInputError(
-            f"run.planner: hdpsim has measured its planners {known}, not {strategy}; give run.planning_time"
-        )
+        measured = f"hdpsim has measured its planners {' and '.join(MEASURED_PLANNER)}, not {strategy}"
+        raise UserInputError(f"run.planner: {measured}; give run.planning_time")
     scale_s, of_sequences, of_ranks = MEASURED_PLANNER[strategy]
     return float(scale_s * len(problem.lengths) ** of_sequences * problem.ranks**of_ranks)
 

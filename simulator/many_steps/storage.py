@@ -104,14 +104,12 @@ class Storage:
         self._advance()
         # What ends with the next moment of the clock has ended: it could not pass for a shorter time.
         moment_s = 1e-15 * self._env.now
-        ended = [
-            one
-            for one in self._transfers
-            if one.left_bytes <= _DONE * one.volume_bytes + moment_s * one.rate_bytes_per_s
-        ]
-        self._transfers = [one for one in self._transfers if one not in ended]
-        for one in ended:
-            one.ended.succeed()
+        before, self._transfers = self._transfers, []
+        for one in before:
+            if one.left_bytes <= _DONE * one.volume_bytes + moment_s * one.rate_bytes_per_s:
+                one.ended.succeed()
+            else:
+                self._transfers.append(one)
         self._share()
 
 
@@ -132,18 +130,10 @@ class StorageOnNics:
         nics = np.arange(links.count[_NICS[direction]]) + links.first[_NICS[direction]]
         if volume_bytes <= 0.0 or not len(nics):
             return self.network.env.timeout(volume_bytes / fastest_bytes_per_s if volume_bytes > 0.0 else 0.0)
-        pattern = Pattern(
-            links=np.append(nics, links.first["storage"]),
-            flows=np.append(np.ones(len(nics)), float(len(nics))),
-        )
-        activity = Activity.of(
-            links,
-            pattern,
-            volume_bytes / len(nics),
-            hidden_s=volume_bytes / fastest_bytes_per_s,
-            label="storage",
-        )
-        ended = self.network.start(activity)
+        shared = np.append(nics, links.first["storage"])
+        pattern = Pattern(links=shared, flows=np.append(np.ones(len(nics)), float(len(nics))))
+        each_bytes, least_s = volume_bytes / len(nics), volume_bytes / fastest_bytes_per_s
+        ended = self.network.start(Activity.of(links, pattern, each_bytes, hidden_s=least_s, label="storage"))
         assert ended.callbacks is not None
         ended.callbacks.append(lambda _: self._moved(volume_bytes))
         return ended

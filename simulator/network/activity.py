@@ -65,9 +65,8 @@ class Activity:
             label: see the class.
         """
         wire_s = volume_bytes / pattern.burst_bytes_per_s(links) if volume_bytes else 0.0
-        return cls(
-            pattern=pattern, volume_bytes=volume_bytes, alone_s=rest_s + max(hidden_s, wire_s), label=label
-        )
+        alone_s = rest_s + max(hidden_s, wire_s)
+        return cls(pattern=pattern, volume_bytes=volume_bytes, alone_s=alone_s, label=label)
 
 
 class Running:

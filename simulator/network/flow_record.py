@@ -26,7 +26,7 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import Links, Pattern
 
 if TYPE_CHECKING:
-    from hdpsim.simulator.network.activity import Activity
+    from hdpsim.simulator.network.activity import Activity, Running
 
 NEARLY_FULL = 0.95
 """Share of its rate from which a link counts as full."""
@@ -126,9 +126,8 @@ class FlowRecord:
         peak, full_s = np.zeros((2, len(self.links)))
         for link, pieces, flows in self._pieces_on(self.watched):
             rate = self.piece_rate[pieces] * flows / self.links.capacity_bytes_per_s[link]
-            moments, place = np.unique(
-                np.concatenate([self.piece_start_s[pieces], self.piece_end_s[pieces]]), return_inverse=True
-            )
+            edges = np.concatenate([self.piece_start_s[pieces], self.piece_end_s[pieces]])
+            moments, place = np.unique(edges, return_inverse=True)
             load = np.cumsum(np.bincount(place, np.concatenate([rate, -rate])))[:-1]
             if len(load):
                 peak[link] = load.max()
@@ -140,10 +139,8 @@ class FlowRecord:
 
         Of those that carry the same only the first one.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):
-            busy_s = np.where(
-                self.links.capacity_bytes_per_s > 0, self.link_bytes() / self.links.capacity_bytes_per_s, 0.0
-            )
+        capacity = self.links.capacity_bytes_per_s
+        busy_s = np.divide(self.link_bytes(), capacity, out=np.zeros(len(capacity)), where=capacity > 0)
         busy_s[self.follows != np.arange(len(self.links))] = 0.0
         order = np.argsort(-busy_s, kind="stable")[:count]
         return order[busy_s[order] > 0]
@@ -180,10 +177,8 @@ class FlowRecord:
             moved = self.piece_rate[pieces] * flows
             lost = self._lost_to(pieces, here, moved, place, lost_s[pieces[here]])
             for mine, its in np.argwhere(lost > 0).tolist():
-                other = names[own[its]] if its < len(own) else ""
-                found.append(
-                    Collision(link=link, label=names[own[mine]], other=other, lost_s=float(lost[mine, its]))
-                )
+                label, other = names[own[mine]], names[own[its]] if its < len(own) else ""
+                found.append(Collision(link=link, label=label, other=other, lost_s=float(lost[mine, its])))
         return tuple(sorted(found, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
 
     def _lost_to(self, pieces: Ints, here: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
@@ -199,16 +194,14 @@ class FlowRecord:
         names = int(name.max()) + 1
         total = np.zeros((names, names + 1))
         starts, ends = self.piece_start_s[pieces], self.piece_end_s[pieces]
-        moved_until = [
-            _Moved(starts[name == one], ends[name == one], bytes_per_s[name == one]) for one in range(names)
-        ]
+        own_pieces = (name == one for one in range(names))
+        moved_until = [_Moved(starts[own], ends[own], bytes_per_s[own]) for own in own_pieces]
         for first in range(0, len(here), max(1, _MOST_PLACES // names)):
             part = slice(first, first + max(1, _MOST_PLACES // names))
             losing = here[part]
             others = np.stack([moved.between(starts[losing], ends[losing]) for moved in moved_until], axis=1)
             rows = np.arange(len(losing))
-            own = bytes_per_s[losing] * (ends[losing] - starts[losing])
-            others[rows, name[losing]] -= own
+            others[rows, name[losing]] -= bytes_per_s[losing] * (ends[losing] - starts[losing])
             others[others <= ROUNDING * np.array([moved.total_bytes for moved in moved_until])] = 0.0
             whole = others.sum(axis=1, keepdims=True)
             shares = np.divide(others, whole, out=np.zeros_like(others), where=whole > 0)
@@ -309,14 +302,14 @@ class Recorder:
         self._piece, self._stopped_by = array("q"), array("q")
         self._piece_start_s, self._piece_end_s, self._rate = array("d"), array("d"), array("d")
 
-    def add_piece(self, number: int, since_s: float, now: float, rate: float, stopped_by: int) -> None:
-        """The activity of this number kept its rate from *since_s* until now."""
-        if now > since_s:
-            self._piece.append(number)
-            self._piece_start_s.append(since_s)
+    def add_piece(self, running: Running, now: float) -> None:
+        """It kept its rate until now."""
+        if now > running.since_s:
+            self._piece.append(running.number)
+            self._piece_start_s.append(running.since_s)
             self._piece_end_s.append(now)
-            self._rate.append(rate)
-            self._stopped_by.append(stopped_by)
+            self._rate.append(running.rate)
+            self._stopped_by.append(running.stopped_by)
 
     def add_end(self, number: int, activity: Activity, start_s: float, end_s: float) -> None:
         """An activity is over."""

@@ -150,9 +150,7 @@ class FlowNetwork:
     def _record(self, running: Running) -> None:
         """Close its piece: its rate ends here."""
         if self.recorder is not None:
-            self.recorder.add_piece(
-                running.number, running.since_s, self.env.now, running.rate, running.stopped_by
-            )
+            self.recorder.add_piece(running, self.env.now)
 
 
 class _Alarm(simpy.Event):

@@ -114,8 +114,7 @@ class LinkUse:
         before |= short
         changed = before & (can != could)
         changed[:direct] |= before[:direct]
-        found: Ints = touched[changed]
-        return found
+        return np.asarray(touched[changed])
 
     def _switches(self, touched: Ints) -> list[Ints]:
         """[switches, up-links] of every layer that hashes: the switches of which an up-link is touched."""

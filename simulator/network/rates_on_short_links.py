@@ -40,8 +40,7 @@ def solve(use: LinkUse, chosen: Collection[Running]) -> Solved:
         inside = use.is_short.take(pattern.links)
         links.append(pattern.links[inside])
         flows.append(pattern.flows[inside])
-    entries = sum(map(len, links))
-    return (_solve_few if entries <= FEW else _solve_many)(use, chosen, links, flows)
+    return (_solve_few if sum(map(len, links)) <= FEW else _solve_many)(use, chosen, links, flows)
 
 
 def _solve_few(
@@ -78,11 +77,10 @@ def _solve_many(
     rate, bottleneck = fair_rates(activity, place, weights, use.effective[numbers] - taken, limit)
     fastest = np.zeros(len(numbers))
     np.maximum.at(fastest, place, rate[activity])
-    stopped_by = np.where(bottleneck >= 0, numbers[bottleneck], -1)
     names = numbers.tolist()
     return Solved(
         rate=rate.tolist(),
-        stopped_by=stopped_by.tolist(),
+        stopped_by=np.where(bottleneck >= 0, numbers[bottleneck], -1).tolist(),
         carried=dict(zip(names, (taken + moved(rate)).tolist(), strict=True)),
         fastest=dict(zip(names, fastest.tolist(), strict=True)),
     )

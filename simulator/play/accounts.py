@@ -93,15 +93,19 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
     for term, seconds in longer_s:
         term_s[term] += sum_by_process(program, seconds)
     if extras is not None and costs.overlapped_term is not None:
-        hidden_s = np.bincount(program.part_process, extras.hidden_s, program.processes)
-        term_s[costs.overlapped_term] -= hidden_s.reshape(program.stages, program.ranks)
+        term_s[costs.overlapped_term] -= _by_process(program, extras.hidden_s)
     return book(costs, timeline.step_end, term_s, *waits)
 
 
 def sum_by_process(program: Program, operation_s: Floats) -> Floats:
     """[stages, ranks]: sum over the operations of each process."""
-    by_process = np.bincount(program.part_process, operation_s[program.part_operation], program.processes)
-    return by_process.astype(np.float64).reshape(program.stages, program.ranks)
+    return _by_process(program, operation_s[program.part_operation])
+
+
+def _by_process(program: Program, part_s: Floats) -> Floats:
+    """[stages, ranks]: sum over the parts of each process."""
+    by_process = np.bincount(program.part_process, part_s, program.processes)
+    return by_process.astype(np.float64, copy=False).reshape(program.stages, program.ranks)
 
 
 def book(
@@ -109,7 +113,6 @@ def book(
 ) -> Execution:
     """The accounts of a step from the [stages, ranks] seconds in every term and before operations."""
     epilogue, terms = costs.epilogue, len(costs.terms)
-    synced_s = end.sync_start_s + epilogue.gradient_sync_s
     updated_s = end.optimizer_start_s + epilogue.optimizer_s - end.begin_s
     waits: dict[str, Floats | float] = {
         "data": epilogue.data_s - epilogue.planning_s,
@@ -119,7 +122,7 @@ def book(
         "wait_group": wait_group_s,
         "wait_gradients": end.sync_start_s[:, None] - end.done_s,
         "gradient_sync": epilogue.gradient_sync_s[:, None],
-        "wait_stages": (end.optimizer_start_s - synced_s)[:, None],
+        "wait_stages": (end.optimizer_start_s - (end.sync_start_s + epilogue.gradient_sync_s))[:, None],
         "optimizer": epilogue.optimizer_s[:, None],
         "wait_step_end": (end.step_s - updated_s)[:, None],
     }
@@ -154,12 +157,7 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats]:
     group_s = timeline.start_s[operation] - free_s - pipeline_s
     if program.part_own_s is not None:
         group_s += program.operation_s[operation] - program.part_own_s
-    process, shape = program.part_process, (program.stages, program.ranks)
-    wait_pipeline_s, wait_group_s = (
-        np.bincount(process, wait_s, program.processes).astype(np.float64, copy=False).reshape(shape)
-        for wait_s in (pipeline_s, group_s)
-    )
-    return wait_pipeline_s, wait_group_s
+    return _by_process(program, pipeline_s), _by_process(program, group_s)
 
 
 def _free_s(program: Program, timeline: Timeline) -> Floats:
@@ -252,9 +250,8 @@ def _operation_spans(program: Program, timeline: Timeline) -> list[_Row]:
         turn_end_s = end_s[turn]
         forward_s = program.times.slowest[0][last, micro_batch[turn]]
         end_s[turn] = np.minimum(start_s[turn] + forward_s, turn_end_s)
-        rows.append(
-            (rank[turn], stage[turn], chunk[turn], BACKWARD, micro_batch[turn], end_s[turn], turn_end_s)
-        )
+        where = (rank[turn], stage[turn], chunk[turn])
+        rows.append((*where, BACKWARD, micro_batch[turn], end_s[turn], turn_end_s))
     if program.extras is not None and len(program.extras.weights.entry):
         rows.append(_weight_spans(program, timeline, program.extras))
     return rows

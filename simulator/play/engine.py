@@ -200,28 +200,24 @@ class StepPlay:
         self, ranks: list[int], openings: Sequence[simpy.Event], done: Sequence[_Barrier] | None = None
     ) -> None:
         """Begin the operations of *ranks*; *done*: by stage, who waits for their ends."""
-        program, extras, env = self._program, self._program.extras, self._env
+        program, extras = self._program, self._program.extras
+        wait_s: list[float] | None = None
+        tail_s = 0.0
         for stage, opening in enumerate(openings):
             barrier = done[stage] if done else None
             for rank in ranks:
                 process = stage * program.ranks + rank
                 own = slice(*program.part_offsets[process : process + 2].tolist())
-                operations = self._part_operation[own]
-                if extras is None:
-                    env.process(self._stage_of_rank(process, opening, operations, barrier))
-                else:
+                if extras is not None:
                     wait_s, tail_s = extras.part_wait_s[own].tolist(), float(extras.tail_s[process])
-                    env.process(
-                        self._busy_stage_of_rank(process, opening, operations, wait_s, tail_s, barrier)
-                    )
+                operations = self._part_operation[own]
+                self._env.process(self._stage_of_rank(process, opening, operations, barrier, wait_s, tail_s))
 
     def _begin_ends(self, done: Sequence[simpy.Event]) -> tuple[simpy.Process, ...]:
         """Begin what follows the operations; *done*: by stage, when all its ranks have run theirs."""
-        env = self._env
-        summed = _Barrier(env, len(done))
-        return tuple(
-            env.process(self._end_of_stage(stage, event, summed)) for stage, event in enumerate(done)
-        )
+        env, summed = self._env, _Barrier(self._env, len(done))
+        ends = (self._end_of_stage(stage, event, summed) for stage, event in enumerate(done))
+        return tuple(env.process(end) for end in ends)
 
     def _count_events(self, bundles: int) -> None:
         # Besides the operations: start and end of every process, opening of every stage, work behind the last
@@ -247,29 +243,20 @@ class StepPlay:
         return Timeline(np.array(self._start_s), np.array(self._end_s), step_end)
 
     def _stage_of_rank(
-        self, process: int, opening: simpy.Event, operations: list[int], done: _Barrier | None
-    ) -> _Process:
-        yield opening
-        arrive = self._arrive
-        for operation in operations:
-            yield arrive(operation)
-        self._done_s[process] = self._env.now
-        if done is not None:
-            done.arrive()
-
-    def _busy_stage_of_rank(
         self,
         process: int,
         opening: simpy.Event,
         operations: list[int],
-        wait_s: list[float],
-        tail_s: float,
         done: _Barrier | None,
+        wait_s: list[float] | None,
+        tail_s: float,
     ) -> _Process:
-        """With weight gradients or transfers between the operations: they end at a time known beforehand."""
+        """*wait_s*: of weight gradients or transfers before operations, which end at a time known beforehand."""
         yield opening
         arrive, input_s, env = self._arrive, self._input_s, self._env
-        for operation, seconds in zip(operations, wait_s, strict=True):
+        if wait_s is None:
+            yield from map(arrive, operations)
+        for operation, seconds in zip(operations, wait_s or (), strict=False):
             ready_s = env.now + seconds
             if ready_s > input_s[operation]:
                 input_s[operation] = ready_s

@@ -55,10 +55,9 @@ class Meetings:
     @property
     def _slot(self) -> Ints:
         """[meetings]: when each is held."""
-        slots = self.own.shape[1]
         slot = np.zeros(self.plan.micro_batches, dtype=np.int64)
         held = self.plan.order != HOLE
-        slot[self.plan.order[held]] = np.tile(np.arange(slots), self.plan.ranks)[held]
+        slot[self.plan.order[held]] = np.tile(np.arange(self.own.shape[1]), self.plan.ranks)[held]
         return slot
 
 
@@ -92,7 +91,6 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     at_rank, at_slot = np.nonzero(order != HOLE)
     of_entry = order[at_rank, at_slot]
     by_meeting = np.argsort(of_entry, kind="stable")  # entries go by rank
-    sizes = np.bincount(of_entry, minlength=len(held))
     zeros = np.zeros(len(held), dtype=np.int64)
     met = replace(
         plan,
@@ -101,7 +99,7 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
         segment_start=zeros,
         segment_offsets=np.arange(len(held) + 1),
         member_ranks=at_rank[by_meeting],
-        member_offsets=offsets_of(sizes),
+        member_offsets=offsets_of(np.bincount(of_entry, minlength=len(held))),
         offload_ratio=np.zeros(len(held)),
         order=order.ravel(),
         order_offsets=np.arange(plan.ranks + 1) * own.shape[1],
@@ -136,8 +134,7 @@ def joined(members: Ints, first: Ints, count: int) -> Ints:
     while not np.array_equal(before, found):
         # every round all members take the least number of their group
         before = found.copy()
-        least = np.minimum.reduceat(found[members], first)
-        np.minimum.at(found, members, np.repeat(least, sizes))
+        np.minimum.at(found, members, np.repeat(np.minimum.reduceat(found[members], first), sizes))
         found = found[found]
     return found
 

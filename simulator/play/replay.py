@@ -78,8 +78,7 @@ def replay_step_s(plan: Plan, costs: StepCosts) -> float:
     if lockstep is not None:
         return replay_lone_ranks(costs, lockstep[0]).step_s
     teams = _teams(plan, costs, None)
-    program = compile_program(plan if teams is None else teams[0], costs, None)
-    return _timeline(program).step_end.step_s
+    return _timeline(compile_program(plan if teams is None else teams[0], costs, None)).step_end.step_s
 
 
 def _teams(plan: Plan, costs: StepCosts, noise: Noise | None) -> tuple[Plan, Ints] | None:
@@ -128,13 +127,11 @@ def replay_timeline(program: Program, begin_s: Floats) -> Timeline:
     Raises:
         DeadlockError: the orders of the ranks contradict each other.
     """
-    opening_s = program.opening_s + begin_s
-    start_s, end_s, done_s = play(program, opening_s)
+    start_s, end_s, done_s = play(program, program.opening_s + begin_s)
     if program.extras is not None:
         done_s += program.extras.tail_s
     by_stage = done_s.reshape(program.stages, program.ranks)
-    epilogue = program.costs.epilogue
-    end = StepEnd.after(by_stage, epilogue, begin_s, stage_by_stage=program.stage_by_stage)
+    end = StepEnd.after(by_stage, program.costs.epilogue, begin_s, stage_by_stage=program.stage_by_stage)
     return Timeline(start_s, end_s, end)
 
 

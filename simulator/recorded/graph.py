@@ -91,10 +91,7 @@ def link_operations(job: RecordedJob) -> RecordedGraph:
     order = order[ran[order]]
     beside = _beside_computation(job, order)
     sends, receives = pair(job, order, owner)
-    edges = [
-        *_chain_edges(job, order[~beside[order]]),
-        *_beside_edges(job, order, beside, owner),
-    ]
+    edges = [*_chain_edges(job, order[~beside[order]]), *_beside_edges(job, order, beside, owner)]
     group, meets = _groups(job, order, sends, receives)
 
     number = np.full(len(job), -1, dtype=np.int64)
@@ -179,8 +176,7 @@ def _beside_edges(job: RecordedJob, order: Ints, beside: Bools, owner: Ints) -> 
     # The first forward of a chunk waits for the chunk's parameters.
     gathers = rows[(kind[rows] == code("params-all-gather")) & (job.chunk[rows] >= 0)]
     forwards = computed[kind[computed] == code("forward-compute")]
-    forward_key = lane[forwards] * job.chunks + job.chunk[forwards]
-    keys, first = np.unique(forward_key, return_index=True)
+    keys, first = np.unique(lane[forwards] * job.chunks + job.chunk[forwards], return_index=True)
     gather_key = lane[gathers] * job.chunks + job.chunk[gathers]
     at = np.minimum(np.searchsorted(keys, gather_key), len(keys) - 1)
     fits = keys[at] == gather_key
@@ -217,10 +213,8 @@ def _groups(job: RecordedJob, order: Ints, sends: Ints, receives: Ints) -> tuple
         _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         bad = np.flatnonzero(count != members)
         if len(bad):
-            one = job.describe(int(rows[first[bad[0]]]))
-            raise UserInputError(
-                f"{one}: {count[bad[0]]} operations meet here; expected {members}, one per {member}"
-            )
+            found = f"{job.describe(int(rows[first[bad[0]]]))}: {count[bad[0]]} operations meet here"
+            raise UserInputError(f"{found}; expected {members}, one per {member}")
         group[rows] = rows[first[inverse]]
         meets[rows] = True
 
@@ -243,8 +237,7 @@ def _transfer_s(job: RecordedJob, order: Ints, group: Ints, meets: Bools) -> Flo
     np.maximum.at(latest, group, job.start_s[order])
     earliest = np.full(groups, np.inf)
     np.minimum.at(earliest, group, job.end_s[order])
-    p2p = is_kind(job.kind[order], *PEER_TO_PEER)
-    end_s = np.where(p2p, earliest[group], job.end_s[order])
+    end_s = np.where(is_kind(job.kind[order], *PEER_TO_PEER), earliest[group], job.end_s[order])
     return np.where(meets[order], np.maximum(end_s - latest[group], 0.0), job.duration_s[order])
 
 
@@ -335,8 +328,7 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
     by_need = exact[at]
     owner_of_kept = np.empty(len(kept), dtype=np.int64)
     owner_of_kept[by_need] = needing[(needed_offset[at] + place)[by_need]]
-    shift = one_missing[at] if receives else 0
-    among_all = (offset[at] + place + shift)[~by_need]
+    among_all = (offset[at] + place + (one_missing[at] if receives else 0))[~by_need]
     owner_of_kept[~by_need] = np.where(needs[among_all], computed[among_all], -1)
     owner[ran] = owner_of_kept
     return owner

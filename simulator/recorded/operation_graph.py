@@ -72,7 +72,6 @@ class Replay:
         ordered_group = graph.group[order]
         first_member = np.flatnonzero(np.diff(ordered_group, prepend=-1))
         sizes = np.diff(np.append(first_member, graph.operations))
-        entry_level = level[ordered_group[first_member]]
 
         # Place 0 of the ends is the start of the step; operations without predecessors wait for it.
         free = np.ones(graph.operations, dtype=np.bool_)
@@ -84,7 +83,7 @@ class Replay:
         self._order, self._source, self._target = order, source[by_entry], target[by_entry]
         first_edge = np.searchsorted(entry[by_entry], np.arange(len(sizes) + 1))
         first_member = np.append(first_member, graph.operations)
-        bounds = np.searchsorted(entry_level, np.arange(self.levels + 1))
+        bounds = np.searchsorted(level[ordered_group[first_member[:-1]]], np.arange(self.levels + 1))
         self._waves = [
             (
                 slice(first_edge[low], first_edge[high]),

@@ -28,23 +28,11 @@ DATA_PARALLEL = ("params-all-gather", "grads-reduce-scatter", "separate-grads-al
 _ON_ONE_WORKER = ("layernorm-grads-all-reduce", "gc", "optimizer")
 """Between the GPUs of one worker, or on its host: nobody else is waited for."""
 
-COMMUNICATION = (
-    *PEER_TO_PEER,
-    *DATA_PARALLEL,
-    "layernorm-grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-)
+_MEETINGS = ("embedding-grads-all-reduce", "optimizer-clip-main-grad")
+COMMUNICATION = (*PEER_TO_PEER, *DATA_PARALLEL, "layernorm-grads-all-reduce", *_MEETINGS)
 """Kinds whose ideal is a median: a few transfers that took very long should not count (paper, section 3.2)."""
 
-KINDS = (
-    *COMPUTE,
-    *PEER_TO_PEER,
-    *DATA_PARALLEL,
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-    *_ON_ONE_WORKER,
-)
+KINDS = (*COMPUTE, *PEER_TO_PEER, *DATA_PARALLEL, *_MEETINGS, *_ON_ONE_WORKER)
 """All kinds of operations; a kind's code is its place here."""
 
 
@@ -122,12 +110,10 @@ class RecordedJob:
 
     def step_s(self) -> Floats:
         """[steps]: from the first start to the last end of each step, as recorded."""
-        first = np.full(len(self.steps), np.inf)
-        last = np.full(len(self.steps), -np.inf)
+        first, last = (np.full(len(self.steps), sign * np.inf) for sign in (1, -1))
         np.minimum.at(first, self.step, self.start_s)
         np.maximum.at(last, self.step, self.end_s)
-        length: Floats = last - first
-        return length
+        return np.asarray(last - first)
 
     def describe(self, operation: int) -> str:
         """Name one operation for a message."""

@@ -207,12 +207,11 @@ def _evened(graph: RecordedGraph) -> list[tuple[str, Floats]]:
     forward = (job.kind[row] == code("forward-compute")).astype(np.int64)
     place = (job.step[row] * (job.stages * job.chunks) + job.virtual_stage[row]) * 2 + forward
     owner = job.step[row] * job.data_parallel + job.data_parallel_rank[row]
-    of_stage = job.stage[row] * 2 + forward
     own = work[compute]
     spreads = {
         "micro-batches even": _mean_by(place, own),
         "ranks even": own * _mean_by(job.step[row], own) / _mean_by(owner, own),
-        "stages even": own * _mean_by(forward, own) / _mean_by(of_stage, own),
+        "stages even": own * _mean_by(forward, own) / _mean_by(job.stage[row] * 2 + forward, own),
     }
     changed = []
     for name, seconds in spreads.items():

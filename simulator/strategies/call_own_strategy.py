@@ -76,16 +76,14 @@ def check_plan(problem: PlanningProblem, plan: Plan) -> None:
     with promise("members"):
         wide = np.flatnonzero(plan.group_size > problem.most_ranks)
         if len(wide):
-            raise PlanError(
-                f"micro-batch {wide[0]} is shared by {plan.group_size[wide[0]]} ranks: {problem.spread_reason}"
-            )
+            shared = f"micro-batch {wide[0]} is shared by {plan.group_size[wide[0]]} ranks"
+            raise PlanError(f"{shared}: {problem.spread_reason}")
     _check_offload(problem, plan)
 
 
 @promise("capacity")
 def _check_offload(problem: PlanningProblem, plan: Plan) -> None:
-    sums = np.concatenate(([0], np.cumsum(plan.segment_tokens)))
-    tokens = np.diff(sums[plan.segment_offsets])
+    tokens = np.diff(np.concatenate(([0], np.cumsum(plan.segment_tokens)))[plan.segment_offsets])
     offload = np.flatnonzero(plan.offload_ratio > 0)
     ratio = least_offload(problem, tokens[offload], plan.group_size[offload])
     short = np.flatnonzero(ratio > plan.offload_ratio[offload] + 1e-9)

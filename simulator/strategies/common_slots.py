@@ -52,9 +52,5 @@ def _at_slots(plan: Plan, slot: Ints) -> Plan:
     number = np.repeat(np.arange(plan.micro_batches), plan.group_size)
     table[plan.member_ranks, slot[number]] = number
     filled = np.where(table != HOLE, np.arange(1, slots + 1), 0).max(axis=1)  # without the holes at the end
-    return replace(
-        plan,
-        order=table[np.arange(slots) < filled[:, None]],
-        order_offsets=offsets_of(filled),
-        in_step=False,
-    )
+    order = table[np.arange(slots) < filled[:, None]]
+    return replace(plan, order=order, order_offsets=offsets_of(filled), in_step=False)

@@ -38,9 +38,8 @@ class Contest:
         self._priced: tuple[MicroBatches, StepCosts] | None = None
         windows = ComputeWindows.endless(problem.stages)
         around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
-        self._around_s = float(
-            (around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s).min()
-        )
+        edges_s = around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s
+        self._around_s = float(edges_s.min())
 
     def judge(self) -> None:
         """Price and play the best plan."""
@@ -79,8 +78,7 @@ class Contest:
             self._priced = batches, step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
         costs, problem = self._priced[1], self._problem
         if problem.error is not None:
-            segment_s = problem.true_piece_s(plan.segment_tokens)
-            costs = estimated_costs(problem.error, plan, segment_s, costs)
+            costs = estimated_costs(problem.error, plan, problem.true_piece_s(plan.segment_tokens), costs)
         made_s = communicators_s(problem.options, problem.cost, plan)
         return replay_step_s(plan, costs) + made_s - self._around_s
 

@@ -69,12 +69,11 @@ def _by_speed(
         if parts is None:
             break
         try:
-            plans = [
-                planner(replace(kind, lengths=problem.lengths[part], ranks=int(ranks), quick=problem.quick))
-                if len(part)
-                else None
+            asked = [
+                replace(kind, lengths=problem.lengths[part], ranks=int(ranks), quick=problem.quick)
                 for kind, part, ranks in zip(problem.kinds, parts, mixed.ranks_of_kind, strict=True)
             ]
+            plans = [planner(one) if len(one.lengths) else None for one in asked]
         except InfeasibleError:
             break
         plan = _merged(problem, mixed, parts, plans)
@@ -93,9 +92,8 @@ def _played(problem: PlanningProblem, mixed: MixedCost, plan: Plan) -> tuple[flo
     costs = estimated_costs(problem.error, plan, problem.true_piece_s(plan.segment_tokens), costs)
     execution = run_replay(plan, costs)
     until = execution.accounts.index("wait_gradients")
-    done_s = execution.account_s[:until].sum(axis=0).max(axis=1)
     ends_s = np.zeros(len(mixed.kinds))
-    np.maximum.at(ends_s, mixed.rank_kind, done_s)
+    np.maximum.at(ends_s, mixed.rank_kind, execution.account_s[:until].sum(axis=0).max(axis=1))
     return execution.step_s, ends_s
 
 
@@ -104,12 +102,8 @@ def _parts(problem: PlanningProblem, mixed: MixedCost, slowness: Floats) -> list
 
     *slowness*: [kinds]: how much longer each takes than its work says.
     """
-    work_s = np.stack(
-        [
-            _work_s(kind, int(ranks)) * slow / max(1, ranks)
-            for kind, ranks, slow in zip(problem.kinds, mixed.ranks_of_kind, slowness, strict=True)
-        ]
-    )
+    kinds = zip(problem.kinds, mixed.ranks_of_kind, slowness, strict=True)
+    work_s = np.stack([_work_s(kind, int(ranks)) * slow / max(1, ranks) for kind, ranks, slow in kinds])
     if np.isinf(work_s).all(axis=0).any():
         return None
     order = np.argsort(-np.where(np.isinf(work_s), 0.0, work_s).max(axis=0), kind="stable")
@@ -158,6 +152,7 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
         order[ranges(offsets[ranks], slots[ranks])] = np.where(plan.order == HOLE, HOLE, plan.order + before)
         before += plan.micro_batches
     each = [plan for *_, plan in made]
+    largest = max(int(plan.group_size.max()) for plan in each)
     padded = any(plan.padding_tokens is not None for plan in each)
     padding = [
         np.zeros(plan.micro_batches, dtype=np.int64) if plan.padding_tokens is None else plan.padding_tokens
@@ -179,10 +174,7 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
         padding_tokens=np.concatenate(padding) if padded else None,
         rank_capacity_tokens=capacity,
         makespan_s=max(plan.makespan_s for plan in each),
-        notes=(
-            _shares(problem, mixed, parts),
-            f"largest group {counted(max(int(plan.group_size.max()) for plan in each), 'rank')}",
-        ),
+        notes=(_shares(problem, mixed, parts), f"largest group {counted(largest, 'rank')}"),
     )
 
 

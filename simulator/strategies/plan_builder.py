@@ -74,15 +74,11 @@ class PlanBuilder:
         for what, empty in (("sequence", not pieces), ("rank", not len(members))):
             if empty:
                 raise PlanError(f"micro-batch {number} has no {what}")
-        if np.any(members[1:] == members[:-1]):
-            raise PlanError(
-                f"micro-batch {number} has rank {members[:-1][members[1:] == members[:-1]][0]} twice"
-            )
+        if len(twice := members[1:][members[1:] == members[:-1]]):
+            raise PlanError(f"micro-batch {number} has rank {twice[0]} twice")
         if members[0] < 0 or members[-1] >= self.problem.ranks:
-            wrong = members[0] if members[0] < 0 else members[-1]
-            raise PlanError(
-                f"micro-batch {number}: rank {wrong} does not exist; ranks are 0 .. {self.problem.ranks - 1}"
-            )
+            wrong = f"rank {members[0] if members[0] < 0 else members[-1]} does not exist"
+            raise PlanError(f"micro-batch {number}: {wrong}; ranks are 0 .. {self.problem.ranks - 1}")
         if slot is None:
             slot = int(self.next_slot[members].max())
         elif _integer(slot, f"micro-batch {number}: slot") < 0:
@@ -130,9 +126,8 @@ class PlanBuilder:
         if len(rest) not in (0, 2):
             raise PlanError(f"micro-batch {number}: a part is (sequence, first token, tokens), got {one}")
         if not 0 <= sequence < len(self._lengths):
-            raise PlanError(
-                f"micro-batch {number}: sequence {sequence} does not exist; sequences are 0 .. {len(self._lengths) - 1}"
-            )
+            wrong = f"sequence {sequence} does not exist"
+            raise PlanError(f"micro-batch {number}: {wrong}; sequences are 0 .. {len(self._lengths) - 1}")
         start, tokens = rest or (0, self._lengths[sequence])
         return sequence, start, tokens
 
@@ -168,9 +163,8 @@ def _check_slots(ranks: Ints, slots: Ints, sizes: Ints) -> None:
     shared = np.flatnonzero((ranks[1:] == ranks[:-1]) & (slots[1:] == slots[:-1]))
     if len(shared):
         at = int(shared[0])
-        error = PlanError(
-            f"micro-batches {number[at]} and {number[at + 1]} both have slot {slots[at]} on rank {ranks[at]}"
-        )
+        both = f"micro-batches {number[at]} and {number[at + 1]} both have slot"
+        error = PlanError(f"{both} {slots[at]} on rank {ranks[at]}")
         error.promise = "order"
         raise error
 

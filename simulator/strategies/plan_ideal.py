@@ -33,10 +33,9 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
     It holds for plans like HDP's: a long sequence has micro-batches to itself, short ones are on one rank, and what
     is offloaded hides behind compute. Pipeline bubbles, waiting and the step's epilogue are not in it.
     """
-    short = problem.lengths[problem.lengths <= problem.target_tokens]
     long = problem.lengths[problem.lengths > problem.target_tokens]
     ideal = _Ideal(problem)
-    short_s = ideal.short_s(short)
+    short_s = ideal.short_s(problem.lengths[problem.lengths <= problem.target_tokens])
     top = problem.lengths.max()
     every_size = np.arange(1, problem.most_ranks + 1 if len(long) else 2)
     longest_s = float(ideal.sequence_s(np.full_like(every_size, top), every_size)[1].min())
@@ -52,8 +51,7 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
 
     def excess_s(step_s: float) -> float:
         """Work per rank that does not fit into *step_s*."""
-        total_s = in_time_s + sum(group.work_by_s(step_s) for group in groups)
-        return total_s / problem.ranks - step_s
+        return (in_time_s + sum(group.work_by_s(step_s) for group in groups)) / problem.ranks - step_s
 
     # Less work in more time: the least T lies within the excess at any smaller one.
     reach_s = excess_s(bound_s)
@@ -176,9 +174,8 @@ class _Ideal:
         found: list[Floats] = []
         for part, stages in zip(self._parts, (1, problem.stages), strict=False):
             work_s = attention_s * part.layers + part.linear_s(tokens / sizes)
-            work_s[alone] = np.minimum(
-                work_s[alone], 2.0 * (pair_s * part.layers + part.linear_s(single / 2.0))
-            )
+            shared_s = 2.0 * (pair_s * part.layers + part.linear_s(single / 2.0))
+            work_s[alone] = np.minimum(work_s[alone], shared_s)
             least_s = problem.floor_s * part.layers if part.whole else 0.0
             found.append(np.maximum(work_s, least_s) + problem.fixed_s * stages)
         return found[0], found[-1]

@@ -114,8 +114,7 @@ class PlanningProblem:
     @property
     def shape_tokens(self) -> int:
         """Tokens that a micro-batch has on a rank at least, padding included; 0: no more than its sequences."""
-        shaped = self.options.fixed_shape and self.options.of_bytescale
-        return self.capacity_tokens if shaped else 0
+        return self.capacity_tokens if self.options.fixed_shape and self.options.of_bytescale else 0
 
     def padding_tokens(self, tokens: Ints, group_size: Ints) -> Ints | None:
         """What fills micro-batches of so many tokens up to their shape; None where they have none."""
@@ -140,10 +139,8 @@ class PlanningProblem:
 
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
-        sizes = np.asarray(group_size, dtype=np.int64)
-        return self.cost.fabric.tier(
-            np.zeros_like(sizes), (sizes - 1) * self.cost.layout.parallel.rank_stride
-        )
+        last = (np.asarray(group_size, dtype=np.int64) - 1) * self.cost.layout.parallel.rank_stride
+        return self.cost.fabric.tier(np.zeros_like(last), last)
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, least_tier: int = 0) -> Floats:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks.
@@ -156,8 +153,7 @@ class PlanningProblem:
             parts = [slice(first, first + rows) for first in range(0, len(sizes), rows)]
             return np.concatenate([self.sequence_s(tokens[part], sizes[part], least_tier) for part in parts])
         tier = np.maximum(self.compact_tier(group_size), least_tier)
-        attention = self.cost.sequence_s(tokens, sizes, tier)
-        seconds = self.micro_batch_s(attention, tokens / sizes)
+        seconds = self.micro_batch_s(self.cost.sequence_s(tokens, sizes, tier), tokens / sizes)
         return seconds if self.error is None else seconds * self.error.factors(lengths)
 
     def micro_batch_s(self, attention_s: ArrayLike, tokens: ArrayLike) -> Floats:
@@ -180,10 +176,8 @@ class PlanningProblem:
     def true_piece_s(self, lengths: ArrayLike) -> Floats:
         """Seconds that a sequence adds to a micro-batch, without the error of estimates."""
         tokens = np.asarray(lengths, dtype=np.float64)
-        ones = np.ones_like(tokens)
-        return np.asarray(
-            self.cost.sequence_s(tokens, ones, ones.astype(np.int64) * 0) + self.token_s * tokens
-        )
+        nowhere = np.zeros(tokens.shape, dtype=np.int64)
+        return np.asarray(self.cost.sequence_s(tokens, np.ones_like(tokens), nowhere) + self.token_s * tokens)
 
 
 @lru_cache(maxsize=64)

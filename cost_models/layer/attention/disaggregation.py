@@ -186,9 +186,8 @@ class _Pieces:
         for target in targets[np.argsort(surplus[targets], kind="stable")].tolist():
             while -surplus[target] > tolerance * mean:
                 movable = np.minimum(np.minimum(surplus[self.rank], -surplus[target]), pairs)
-                movable[(movable < self.length + 1.0) & (movable < pairs)] = (
-                    0.0  # less than a row from either end
-                )
+                # Less than a row from either end
+                movable[(movable < self.length + 1.0) & (movable < pairs)] = 0.0
                 if not movable.any():
                     break
                 wide = self.length + 1.0

@@ -132,9 +132,8 @@ class NestedRings:
         slowest = (
             np.where(tier > 0, np.log(np.maximum(members, 1.0)) + EULER_GAMMA, 0.0) * self._cal.ring_delay_s
         )
-        return np.asarray(
-            self._fabric.latency_s(tier) + slowest + volume_bytes / self._fabric.bytes_per_s(tier)
-        )
+        wire_s = volume_bytes / self._fabric.bytes_per_s(tier)
+        return np.asarray(self._fabric.latency_s(tier) + slowest + wire_s)
 
     def _sent(
         self, hops: Floats, hop_s: Floats, work_s: Floats, volume: Floats, tier: Ints, launch_s: float = 0.0

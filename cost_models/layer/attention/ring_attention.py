@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -96,25 +97,12 @@ class AttentionCost:
         shared = layout.context.sharding or "document"
         self._sharding = shared if self._kind in CUT_ALONG_TOKENS else "document"
         self._choices: Latest[tuple[bytes, ...], Bools] = Latest(CHOICES_KEPT)
-        self._exchange = (
-            None
-            if layout.context.kind in ("ring", "double-ring")
-            else ContextExchange(layout, fabric, self._heads)
-        )
-        self._nested_rings = (
-            NestedRings(layout, fabric, cal, self._heads, self._exchange)
-            if self._kind in ("double-ring", "hybrid")
-            else None
-        )
-        self.segments = SegmentAttention(
-            model,
-            layout,
-            gpu,
-            cal,
-            self._heads,
-            blocks=self._exchange is None,
-            cut_as_pack=self._sharding != "document",
-        )
+        heads, exchanges = self._heads, self._kind not in ("ring", "double-ring")
+        self._exchange = ContextExchange(layout, fabric, heads) if exchanges else None
+        nests = self._kind in ("double-ring", "hybrid")
+        self._nested_rings = NestedRings(layout, fabric, cal, heads, self._exchange) if nests else None
+        segments = partial(SegmentAttention, model, layout, gpu, cal, heads, blocks=not exchanges)
+        self.segments = segments(cut_as_pack=self._sharding != "document")
         self.kv_bytes_per_token = BF16_BYTES * self._heads.kv_width
         self._step_host_s = [ring_step_host_s(layout, cal, backward=side) for side in (False, True)]
 
@@ -159,8 +147,7 @@ class AttentionCost:
             return self._fabric.bytes_per_s(tier) * np.where(tier > 0, self._nic_shares, 1.0)
         if crossing is None:
             crossing = self._fabric.neighbour_crossing(groups.size, tier, self._rank_stride)
-        tiers = np.broadcast_to(tier, crossing.shape[:-1])
-        return self._fabric.slowest_bytes_per_s(tiers, crossing)
+        return self._fabric.slowest_bytes_per_s(np.broadcast_to(tier, crossing.shape[:-1]), crossing)
 
     def ring(self, step_s: Floats, groups: Groups, *, backward: bool) -> RingTimes:
         """Compose a ring (or what replaces it) from the summed step time of its segments.

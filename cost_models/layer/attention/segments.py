@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -48,9 +49,8 @@ class SegmentAttention:
         self._dropout = model.dropout
         self._width = heads.width
         if self._kernel == "mxfp8" and gpu.fp4_flop_per_s is None:
-            raise InfeasibleError(
-                f"layout.attention_kernel = mxfp8: {gpu.name} has no tensor cores for it; use flash"
-            )
+            lacks = f"{gpu.name} has no tensor cores for it"
+            raise InfeasibleError(f"layout.attention_kernel = mxfp8: {lacks}; use flash")
         self._window, self._chunked = model.sliding_window, model.chunked_attention
         self._full_share = 1.0 / model.full_attention_every if model.full_attention_every else 0.0
         self._blocks, self._cut_as_pack = blocks, cut_as_pack
@@ -63,12 +63,7 @@ class SegmentAttention:
 
     def _long_rate(self, backward: bool) -> float:
         rate = attention_rate_flop_per_s(
-            np.inf,
-            self._gpu,
-            self._cal,
-            backward=backward,
-            head_dim=self._head_dim,
-            kernel=self._kernel_rate,
+            np.inf, self._gpu, self._cal, backward=backward, head_dim=self._head_dim, kernel=self._kernel_rate
         )
         return float(rate) / (ATTENTION_BACKWARD_FLOP_RATIO if backward else 1.0)
 
@@ -111,20 +106,14 @@ class SegmentAttention:
         window = self._window_in(backward)
         if window is None:
             return seconds(length)
-        pairs = attention_pairs(length, window=window, chunked=self._chunked)
-        near = seconds(2.0 * pairs / length)
+        near = seconds(2.0 * attention_pairs(length, window=window, chunked=self._chunked) / length)
         if not self._full_share:
             return near
         return near + self._full_share * (seconds(length) - near)
 
     @priced("attention")
     def ring_step_s(
-        self,
-        tokens: ArrayLike,
-        group_size: ArrayLike,
-        *,
-        backward: bool,
-        slices: Floats | None = None,
+        self, tokens: ArrayLike, group_size: ArrayLike, *, backward: bool, slices: Floats | None = None
     ) -> Floats:
         """Per segment: one of the d steps of its ring. *slices*: what it is cut into, two of a rank if not told."""
         length = np.asarray(tokens, dtype=np.float64)
@@ -172,18 +161,10 @@ class SegmentAttention:
 
     def _square_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """Per segment: *tokens* queries against as many keys, their scores kept in memory."""
-        return unfused_attention_s(
-            tokens,
-            tokens,
-            self._heads.heads,
-            self._heads.query_dim,
-            self._heads.value_dim,
-            self._gpu,
-            self._cal,
-            backward=backward,
-            fused_softmax=self._fused_softmax,
-            dropout=self._dropout,
-        )
+        heads, _, query_dim, value_dim, _ = self._heads
+        square_s = partial(unfused_attention_s, tokens, tokens, heads, query_dim, value_dim)
+        square_s = partial(square_s, self._gpu, self._cal, backward=backward, dropout=self._dropout)
+        return square_s(fused_softmax=self._fused_softmax)
 
     def seconds(self, cut: Cut, *, backward: bool) -> Floats:
         """Per segment: all of it on one rank, or one step of its ring; only what occurs is worked out."""

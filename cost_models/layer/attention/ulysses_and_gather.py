@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple, assert_never
 
 import numpy as np
@@ -150,16 +151,13 @@ class ContextExchange:
             if tier:
                 far_bytes[..., here] = spread * (1.0 - group.ranks_per_node / size)
                 rate[here] = min(network for _, network in self._collectives.wires(group).remote)
-        behind = np.array(
-            [
-                [dealt.second_tokens * linear, dealt.first_share * attention_s],
-                [(1.0 - dealt.first_share) * attention_s, (1.0 - dealt.second_tokens) * linear],
-            ]
-        )
-        exposed_s = np.maximum(0.0, seconds - behind).sum(axis=(0, 1))
+        first_s, second_s = dealt.first_share * attention_s, (1.0 - dealt.first_share) * attention_s
+        before_s, after_s = dealt.second_tokens * linear, (1.0 - dealt.second_tokens) * linear
+        behind_s = np.array([[before_s, first_s], [second_s, after_s]])
+        exposed_s = np.maximum(0.0, seconds - behind_s).sum(axis=(0, 1))
         total_s, total_bytes = seconds.sum(axis=(0, 1)), far_bytes.sum(axis=(0, 1))
-        sent = _sent(groups, total_s, total_bytes, rate, hidden_s=total_s - exposed_s)
-        return HalfTimes(exposed_s, sent)
+        of = partial(SentTimes.of_collective, counted=groups.far)
+        return HalfTimes(exposed_s, of(total_s, total_bytes, rate, exposed_s=exposed_s))
 
     def sent(self, groups: Groups, hidden_s: Floats, *, backward: bool) -> SentTimes:
         """What a GPU sends to other nodes in all collectives of one layer, and the time they take.
@@ -185,7 +183,7 @@ class ContextExchange:
                 volume = (2.0 if twice else 1.0) * BF16_BYTES * heads.kv_width * tokens * (size - 1)
                 sent[here] = volume / group.ranks_per_node
                 rate[here] = wires.nic_bytes_per_s
-        return _sent(groups, seconds, sent, rate, hidden_s=hidden_s)
+        return SentTimes.of_collective(seconds, sent, rate, hidden_s=hidden_s, counted=groups.far)
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:
         kind = self._layout.context.kind
@@ -220,19 +218,6 @@ class ContextExchange:
 
     def _shape(self, ranks: int, tier: int) -> GroupShape:
         return group_shape(self._layout, self._collectives.fabric, ranks, tier)
-
-
-def _sent(
-    groups: Groups, seconds: Floats, sent_bytes: Floats, bytes_per_s: Floats, *, hidden_s: Floats
-) -> SentTimes:
-    """Of exchanges between nodes that take so many *seconds*: what the bytes do not take is fixed."""
-    return SentTimes(
-        times=groups.far.astype(np.float64),
-        hidden_s=hidden_s,
-        fixed_s=np.maximum(0.0, seconds - sent_bytes / bytes_per_s),
-        sent_bytes=np.minimum(sent_bytes, seconds * bytes_per_s),
-        bytes_per_s=bytes_per_s,
-    )
 
 
 def group_shape(layout: Layout, fabric: FabricModel, ranks: int, tier: int) -> GroupShape:

@@ -26,16 +26,18 @@ from hdpsim.simulator.network.link_flaps_on_flows import Flap, play_flaps
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
-from hdpsim.simulator.play.execution import WAITS, Execution, Noise, SharedLinks
+from hdpsim.simulator.play.execution import Execution, Noise, SharedLinks
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 
 from .exchanges import HeldTransfers
-from .program import EdgeTraffic, FlowProgram, row_of_stage
+from .program import EdgeTraffic, FlowProgram, row_of_stage, stage_pairs, with_durations
 from .rings import busiest_ring
-from .routes import Combined, Rows, Wired
+from .routes import Combined, Part, Rows, Wired
 
 _Process = Generator[simpy.Event, None, None]
+_GATHER, _SUM = "parameter gather", "gradient sum"
+"""Edges of a step."""
 
 
 FlapsUntil = Callable[[float], tuple[Flap, ...]]
@@ -85,13 +87,12 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
         env.run()  # hidden gathers that outlast the step included
         record = network.recorder.record(wired.links, flows.routes.follows)
         ring = busiest_ring(record, wired, plan, costs.traffic, flows.routes)
+    limited = np.isfinite(flows.routes.links.capacity_bytes_per_s)
     shared = SharedLinks(
         independent_s=run_replay(plan, costs, noise).step_s,
         alone_s=flows.played.step_end.step_s,
         contention_s=contention_s,
-        carried_bytes=np.where(
-            np.isfinite(flows.routes.links.capacity_bytes_per_s), flows.carried_bytes(), 0.0
-        ),
+        carried_bytes=np.where(limited, flows.carried_bytes(), 0.0),
         record=record,
         ring=ring,
     )
@@ -118,9 +119,7 @@ class FlowStep(StepPlay):
         super().__init__(flows.alone)
         self._flows, self._network = flows, network
         self._combined = Combined()
-        row, group = row_of_stage(flows)
-        self._row: list[int] = row.tolist()
-        self._group: list[int] = group.tolist()
+        self._row, self._group = (column.tolist() for column in row_of_stage(flows))
         self._sending_s: list[float] = flows.sending_s.tolist()
         self._streaming_s: list[float] = flows.streaming_s.tolist()
         self._kinds, self._stream_kinds = (
@@ -134,11 +133,8 @@ class FlowStep(StepPlay):
         self._latency_s: list[float] = traffic.transfer_fixed_s.tolist()
         self._held = HeldTransfers.of(flows.alone)
         self._between = flows.routes.transfers if self._held is None else flows.routes.rank_transfers
-        self._pairs: list[tuple[int, int] | None] = [None] * chain.links
-        for link in np.flatnonzero(chain.sends).tolist():
-            pair = (int(chain.stage[0, link]), int(chain.stage[0, link + 1]))
-            if pair in self._between:
-                self._pairs[link] = pair
+        sent = dict(zip(np.flatnonzero(chain.sends).tolist(), stage_pairs(chain), strict=True))
+        self._pairs = [sent[link] if sent.get(link) in self._between else None for link in range(chain.links)]
         self._transfers: dict[tuple[tuple[int, int], int, float, float], Activity | None] = {}
         self._arrival_s = np.zeros(len(self._row))
         self._gather_s, self._sum_s = np.zeros((2, flows.priced.stages))
@@ -154,9 +150,8 @@ class FlowStep(StepPlay):
     def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
         """See StepPlay.start; *env* is the network's."""
         play_flaps(self._network, self._flows.flaps)
-        self._hidden_sums = [
-            env.process(self._hidden_sum(env, stage, begin)) for stage, begin in enumerate(begins)
-        ]
+        hidden = (self._hidden_sum(env, stage, begin) for stage, begin in enumerate(begins))
+        self._hidden_sums = [env.process(one) for one in hidden]
         return super().start(env, begins)
 
     def _start(self, operation: Operation) -> None:
@@ -190,10 +185,8 @@ class FlowStep(StepPlay):
         if not alone_s:
             return None
         row = self._row[number]
-        sent: list[tuple[str, Rows, int, float]] = [
-            (kind, rows, row, float(volume[number])) for kind, rows, volume in kinds
-        ]
-        label = max(sent, key=lambda part: part[3])[0]
+        sent = [Part(kind, rows, row, float(volume[number])) for kind, rows, volume in kinds]
+        label = max(sent, key=lambda part: part.sent)[0]
         return self._combined.activity(sent, alone_s, label, self._flows.routes.who(label, row))
 
     def _beside(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
@@ -268,15 +261,14 @@ class FlowStep(StepPlay):
         key = (pair, row, volume_bytes, wire_s)
         if key not in self._transfers:
             label, routes = "stage transfer", self._flows.routes
-            sent = [(f"transfer {pair}", self._between[pair], row, volume_bytes)]
+            sent = [Part(f"transfer {pair}", self._between[pair], row, volume_bytes)]
             who = routes.who(label, self._row[number])
             self._transfers[key] = self._combined.activity(sent, wire_s, label, who)
         return self._transfers[key]
 
     def _gather(self, stage: int) -> _Process:
-        edge, rows, begin_s = self._flows.gather, self._flows.routes.gathers, self._env.now
-        exposed = self._edge_activity(edge, rows, stage, hidden=False, label="parameter gather")
-        yield self._after(exposed, float(edge.exposed_s[stage]))
+        begin_s = self._env.now
+        yield from self._exposed(_GATHER, stage)
         self._gather_s[stage] = self._env.now - begin_s
         hidden = self._hidden_gathers[stage]
         if hidden is None:
@@ -286,17 +278,14 @@ class FlowStep(StepPlay):
 
     def _hidden_gather(self, stage: int) -> tuple[Activity, Activity | None] | None:
         """Parameters that are gathered beside the first operations: what the shortest of them hides, and the rest."""
-        activity = self._edge_activity(
-            self._flows.gather, self._flows.routes.gathers, stage, hidden=True, label="parameter gather"
-        )
+        activity = self._edge_activity(_GATHER, stage, hidden=True)
         first, last = self._parts(stage)
         if activity is None or not (last > first).any():
             return None
         operations = self._flows.alone.part_operation[first[last > first]]
         played = self._flows.played
         opening_s = self._flows.alone.opening_s[stage] + played.step_end.begin_s[stage]
-        shortest_s = float((played.end_s[operations] - opening_s).min())
-        share = min(1.0, shortest_s / activity.alone_s)
+        share = min(1.0, float((played.end_s[operations] - opening_s).min()) / activity.alone_s)
         if share == 1.0:
             return activity, None
         needed, later = (
@@ -333,36 +322,36 @@ class FlowStep(StepPlay):
         opening_s = float(self._flows.alone.opening_s[stage])
         until_s = float(end.sync_start_s[stage] - end.begin_s[stage])
         lasting_s = min(float(edge.hidden_s[stage]), until_s - opening_s)
-        activity = self._edge_activity(
-            edge, self._flows.routes.sums, stage, hidden=True, label="gradient sum"
-        )
+        activity = self._edge_activity(_SUM, stage, hidden=True)
         if activity is None or lasting_s <= 0:
             return
         yield env.timeout(until_s - lasting_s)
         yield self._network.start(replace(activity, alone_s=lasting_s))
 
     def _sum(self, stage: int) -> _Process:
-        edge, begin_s = self._flows.sync, self._env.now
-        exposed = self._edge_activity(
-            edge, self._flows.routes.sums, stage, hidden=False, label="gradient sum"
-        )
-        yield self._after(exposed, float(edge.exposed_s[stage]))
+        begin_s = self._env.now
+        yield from self._exposed(_SUM, stage)
         yield self._hidden_sums[stage]
         self._sum_s[stage] = self._env.now - begin_s
 
-    def _after(self, activity: Activity | None, seconds: float) -> simpy.Event:
-        return self._env.timeout(seconds) if activity is None else self._network.start(activity)
+    def _exposed(self, label: str, stage: int) -> _Process:
+        """What nothing hides of an edge of the step."""
+        activity = self._edge_activity(label, stage, hidden=False)
+        seconds = float(self._edge(label)[0].exposed_s[stage])
+        yield self._env.timeout(seconds) if activity is None else self._network.start(activity)
 
-    def _edge_activity(
-        self, edge: EdgeTraffic, rows: Rows, stage: int, *, hidden: bool, label: str
-    ) -> Activity | None:
+    def _edge(self, label: str) -> tuple[EdgeTraffic, Rows]:
+        flows, routes = self._flows, self._flows.routes
+        return (flows.gather, routes.gathers) if label == _GATHER else (flows.sync, routes.sums)
+
+    def _edge_activity(self, label: str, stage: int, *, hidden: bool) -> Activity | None:
+        edge, rows = self._edge(label)
         share = float(1.0 - edge.exposed_share[stage] if hidden else edge.exposed_share[stage])
         seconds = float((edge.hidden_s if hidden else edge.exposed_s)[stage])
         if seconds <= 0:
             return None
-        return self._combined.activity(
-            [(label, rows, stage, share)], seconds, label, f"{label}, stage {stage}"
-        )
+        sent = [Part(label, rows, stage, share)]
+        return self._combined.activity(sent, seconds, label, f"{label}, stage {stage}")
 
     def _timeline(self) -> Timeline:
         return replace(super()._timeline(), arrival_s=self._arrival_s)
@@ -378,25 +367,13 @@ class FlowStep(StepPlay):
         contended = [(one.term, share * one.alone_s) for one in flows.sent]
         if flows.streams:
             contended.append((flows.streams[0].term, streams_s))
-        epilogue = replace(
-            alone.costs.epilogue, parameter_gather_s=self._gather_s, gradient_sync_s=self._sum_s
-        )
-        own_s = alone.part_own_s
-        played = replace(
-            alone,
-            costs=replace(alone.costs, epilogue=epilogue),
-            operation_s=played_s,
-            part_own_s=None if own_s is None else own_s + (shared_s + streams_s)[alone.part_operation],
-        )
+        played = with_durations(alone, played_s, shared_s + streams_s, self._gather_s, self._sum_s)
         longer = [(one.term, one.longer_s) for one in (*flows.sent, *flows.streams)]
         execution = account(played, timeline, [*longer, *contended])
         contention_s = np.zeros(len(execution.accounts))
         for term, seconds in contended:
             contention_s[term] += sum_by_process(played, seconds).mean()
-        first = len(alone.costs.terms)
-        for name, took_s, alone_s in (
-            ("parameter_gather", self._gather_s, flows.gather.exposed_s),
-            ("gradient_sync", self._sum_s, flows.sync.exposed_s),
-        ):
-            contention_s[first + WAITS.index(name)] = (took_s - alone_s).mean()
+        gathering, summing = map(execution.accounts.index, ("parameter_gather", "gradient_sync"))
+        contention_s[gathering] = (self._gather_s - flows.gather.exposed_s).mean()
+        contention_s[summing] = (self._sum_s - flows.sync.exposed_s).mean()
         return execution, contention_s

@@ -106,30 +106,22 @@ class FlowProgram:
         """
         check_flows(program.costs)
         costs, traffic, chain = program.costs, _traffic(program.costs), program.chain
-        pairs = sorted(set(_stage_pairs(chain)))
+        pairs = sorted(set(stage_pairs(chain)))
         routes = StepRoutes.of(wired, program.plan, traffic, pairs, by_rank=not costs.pp_overlap)
         links = routes.links
         factor = _noise_factor(program)
         moved = [_sent(program, one, routes, factor) for one in traffic.passes]
-        sent, streams = (
-            tuple(one for one in moved if (one.kind in HOST_KINDS) == to_hosts) for to_hosts in (False, True)
-        )
+        sent = tuple(one for one in moved if one.kind not in HOST_KINDS)
+        streams = tuple(one for one in moved if one.kind in HOST_KINDS)
         nothing = np.zeros(len(program.operation_s))
         longer_s = sum((one.longer_s for one in moved), nothing)
         sending_s, streaming_s = (sum((one.alone_s for one in some), nothing) for some in (sent, streams))
         operation_s = program.operation_s + longer_s
         gather = _edge(costs.epilogue.parameter_gather_s, traffic.gather_s, routes.gathers, traffic, links)
         sync = _edge(costs.epilogue.gradient_sync_s, traffic.sync_s, routes.sums, traffic, links)
-        epilogue = replace(
-            costs.epilogue, parameter_gather_s=gather.exposed_s, gradient_sync_s=sync.exposed_s
-        )
-        own_s, extras = program.part_own_s, program.extras
-        delay_s = _transfers_alone_s(program, routes, traffic).ravel()
+        extras, delay_s = program.extras, _transfers_alone_s(program, routes, traffic).ravel()
         alone = replace(
-            program,
-            costs=replace(costs, epilogue=epilogue),
-            operation_s=operation_s,
-            part_own_s=None if own_s is None else own_s + longer_s[program.part_operation],
+            with_durations(program, operation_s, longer_s, gather.exposed_s, sync.exposed_s),
             result_delay_s=delay_s,
             extras=None if extras is None else extras.with_delays(program.part_operation, delay_s),
         )
@@ -160,7 +152,7 @@ class FlowProgram:
             rows = routes.passes[one.kind]
             add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)).astype(np.float64))
         sent_bytes = np.bincount(routes.group_of_unit, traffic.transfer_bytes, routes.groups)
-        for pair in _stage_pairs(chain):
+        for pair in stage_pairs(chain):
             if pair in routes.transfers:
                 add(routes.transfers[pair], sent_bytes.astype(np.float64))
         for rows in (routes.gathers, routes.sums):
@@ -182,7 +174,21 @@ def _traffic(costs: StepCosts) -> StepTraffic:
     return costs.traffic
 
 
-def _stage_pairs(chain: Chain) -> list[tuple[int, int]]:
+def with_durations(
+    program: Program, operation_s: Floats, longer_s: Floats, gather_s: Floats, sync_s: Floats
+) -> Program:
+    """The program whose operations take so long, *longer_s* more than before, gathers and sums of every stage, too."""
+    own_s = program.part_own_s
+    epilogue = replace(program.costs.epilogue, parameter_gather_s=gather_s, gradient_sync_s=sync_s)
+    return replace(
+        program,
+        costs=replace(program.costs, epilogue=epilogue),
+        operation_s=operation_s,
+        part_own_s=None if own_s is None else own_s + longer_s[program.part_operation],
+    )
+
+
+def stage_pairs(chain: Chain) -> list[tuple[int, int]]:
     """The stages between which each link of the chain that sends does so."""
     sends = np.flatnonzero(chain.sends)
     return list(zip(chain.stage[0, sends].tolist(), chain.stage[0, sends + 1].tolist(), strict=True))
@@ -211,16 +217,12 @@ def _by_operation(program: Program, forward: Floats, backward: Floats) -> Floats
 def _sent(program: Program, traffic: Traffic, routes: StepRoutes, factor: Floats) -> SentByOperations:
     chain, costs = program.chain, program.costs
     rate = routes.passes[traffic.kind].bytes_per_s(routes.links.capacity_bytes_per_s)
-    stages = chain.stage[0, : chain.virtual_stages]
-    burst = rate[stages[:, None] * routes.groups + routes.group_of_unit]
-    kinds = chain.kinds(costs.kind)
-    by_virtual = replace(traffic, times=traffic.times[kinds])
+    burst = rate[chain.stage[0, : chain.virtual_stages][:, None] * routes.groups + routes.group_of_unit]
+    by_virtual = replace(traffic, times=traffic.times[chain.kinds(costs.kind)])
     assumed = np.broadcast_to(traffic.sent.bytes_per_s, burst.shape)
     if traffic.kind in HOST_KINDS:  # the price has what others at the same host leave
         burst = np.minimum(burst, assumed)
     alone_s = by_virtual.seconds(np.where(np.isfinite(burst), burst, assumed))
-    priced_s = by_virtual.seconds(assumed)
-    volume = by_virtual.times * traffic.sent.sent_bytes
     nothing = np.zeros_like(alone_s)
 
     def operations(values: Floats) -> Floats:
@@ -231,8 +233,8 @@ def _sent(program: Program, traffic: Traffic, routes: StepRoutes, factor: Floats
         kind=traffic.kind,
         term=traffic.term,
         alone_s=operations(alone_s) * factor,
-        longer_s=operations(alone_s - priced_s) * factor,
-        sent_bytes=operations(volume),
+        longer_s=operations(alone_s - by_virtual.seconds(assumed)) * factor,
+        sent_bytes=operations(by_virtual.times * traffic.sent.sent_bytes),
     )
 
 
@@ -241,7 +243,7 @@ def _transfers_alone_s(program: Program, routes: StepRoutes, traffic: StepTraffi
     delay_s = np.zeros((program.chain.links, program.units))
     capacity = routes.links.capacity_bytes_per_s
     rates = {pair: rows.bytes_per_s(capacity) for pair, rows in routes.transfers.items()}
-    for link, pair in zip(np.flatnonzero(program.chain.sends), _stage_pairs(program.chain), strict=True):
+    for link, pair in zip(np.flatnonzero(program.chain.sends), stage_pairs(program.chain), strict=True):
         if pair in rates:
             rate = rates[pair][routes.group_of_unit]
             rate = np.where(np.isfinite(rate), rate, traffic.node_bytes_per_s)

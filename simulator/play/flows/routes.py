@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -166,11 +167,10 @@ def _can_hold_up(links: Links, offloads: bool) -> Bools:
     nic = float(nics.max())
     blocks = -(-links.cluster.nodes // fabric.nodes_per_block)
     leaf_nics = fabric.nodes_per_block * node.nics * blocks / max(links.leaf.switches, 1)
-    port = nic * max(1.0, node.nics / node.gpus) + offloads * node.gpu.host_link_bytes_per_s
     pod_nics = leaf_nics * links.leaf.switches / max(links.spine.switches, 1)
     enough = {
         "gpu": 0.0,
-        "pcie": port,
+        "pcie": nic * max(1.0, node.nics / node.gpus) + offloads * node.gpu.host_link_bytes_per_s,
         "leaf": nic * leaf_nics if links.leaf.bins == 1 else np.inf,
         "spine": nic * pod_nics if links.spine.bins == 1 else np.inf,
     }
@@ -230,9 +230,8 @@ class StepRoutes:
             passes[kind] = Rows.of_hosts(links, useful, *places.members(), everywhere, way)
         some = list(enumerate(pairs, start=16)) if traffic.transfer_bytes.any() else []
         transfers = {pair: rows(places.transfer(*pair), groups, number) for number, pair in some}
-        rank_transfers = {
-            pair: rows(places.rank_transfer(*pair), plan.ranks, number) for number, pair in some if by_rank
-        }
+        of_ranks = some if by_rank else []
+        rank_transfers = {pair: rows(places.rank_transfer(*pair), plan.ranks, n) for n, pair in of_ranks}
         gathers, sums = (
             rows(places.sums(parts), parallel.pp, connection)
             for connection, parts in ((14, traffic.gathers), (15, traffic.sums))
@@ -324,8 +323,7 @@ class Places:
 
     def ring(self, group: int, stage: int) -> tuple[Ints, Ints]:
         """[members, lanes]: the GPUs that send in a group's ring, and those that each sends to."""
-        members = self._member[slice(*self._offsets[group : group + 2].tolist())]
-        gpus = self._gpus(members, stage)
+        gpus = self._gpus(self._member[slice(*self._offsets[group : group + 2].tolist())], stage)
         return gpus, np.roll(gpus, -1, axis=0)
 
     def members(self) -> tuple[Ints, Ints]:
@@ -365,8 +363,7 @@ class Places:
                 ranks, cut = traffic.expert_ranks
                 index = member[:, None] * self._parallel.tp + np.arange(self._parallel.tp)
                 base = index // (ranks * cut) * (ranks * cut) + index % cut
-                peers = base[:, :, None] + cut * np.arange(ranks)
-                target = self._gpus_of_stage(peers, stage)
+                target = self._gpus_of_stage(base[:, :, None] + cut * np.arange(ranks), stage)
                 source = np.broadcast_to(gpus[:, :, None], target.shape)
                 return _evenly(row[:, :, None], source, target, np.array(True), node_gpus)
             case "offload" | "fetch":
@@ -380,9 +377,8 @@ class Places:
 
     def transfer(self, source: int, target: int) -> Sent:
         """From one stage to another, of every group."""
-        return Sent.of(
-            self._of_member[:, None], self._gpus(self._member, source), self._gpus(self._member, target)
-        )
+        at = partial(self._gpus, self._member)
+        return Sent.of(self._of_member[:, None], at(source), at(target))
 
     def rank_transfer(self, source: int, target: int) -> Sent:
         """From one stage to another, of every rank."""
@@ -421,8 +417,7 @@ def _evenly(row: Ints, source: Ints, target: Ints, exists: Bools, node_gpus: int
     """Every source spreads its bytes evenly over its targets on other nodes, those along its axis."""
     axis = 2 if exists.ndim == 0 else 1
     far = exists & (source // node_gpus != target // node_gpus)
-    weight = far / np.maximum(1, far.sum(axis=axis, keepdims=True))
-    sent = Sent.of(row, source, target, weight)
+    sent = Sent.of(row, source, target, far / np.maximum(1, far.sum(axis=axis, keepdims=True)))
     return sent.only(sent.weight > 0)
 
 
@@ -441,25 +436,30 @@ def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
     return group_of_unit, every.astype(np.int64), offsets_of(sizes)
 
 
+class Part(NamedTuple):
+    """What one row of a name sends of an activity."""
+
+    name: str
+    rows: Rows
+    row: int
+    sent: float
+
+
 class Combined:
     """Activities of rows that send at once; what they put on links is worked out once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[Pattern, float]] = {}
 
-    def activity(
-        self, parts: list[tuple[str, Rows, int, float]], alone_s: float, label: str, who: str
-    ) -> Activity | None:
+    def activity(self, parts: list[Part], alone_s: float, label: str, who: str) -> Activity | None:
         """What rows put on links together, for so long alone; None: nothing.
 
         *parts*: name of the rows, rows, which of them, bytes that its busiest GPU sends.
         """
-        parts = [
-            part for part in parts if part[3] > 0 and part[1].offsets[part[2]] < part[1].offsets[part[2] + 1]
-        ]
+        parts = [part for part in parts if part.sent > 0 and len(part.rows.entries(part.row)[0])]
         if not parts:
             return None
-        whole = sum(part[3] for part in parts)
+        whole = sum(part.sent for part in parts)
         key = tuple((name, row, round(sent / whole, 12)) for name, _, row, sent in parts)
         if key not in self._made:
             entries = [rows.entries(row) for _, rows, row, _ in parts]

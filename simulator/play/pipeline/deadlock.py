@@ -16,8 +16,7 @@ def deadlock_error(program: Program, finished: Bools) -> DeadlockError:
     """Return the error that names the waits of a program which stopped after the *finished* operations."""
     done = np.bincount(program.part_process, finished[program.part_operation], program.processes)
     position = program.part_offsets[:-1] + done.astype(np.int64)
-    stuck = np.flatnonzero(position < program.part_offsets[1:])
-    process = int(stuck[0])
+    process = int(np.flatnonzero(position < program.part_offsets[1:])[0])
     names: list[str] = []
     waits: list[str] = []
     seen: dict[int, int] = {}
@@ -28,9 +27,8 @@ def deadlock_error(program: Program, finished: Bools) -> DeadlockError:
         process = _blocker(program, finished, position, operation)
         waits.append(f"waits in {_operation_name(program, operation)} for {_process_name(program, process)}")
         if position[process] == program.part_offsets[process + 1]:
-            return DeadlockError(
-                f"the plan cannot finish: {names[-1]} {waits[-1]}, whose order does not hold it any more"
-            )
+            lacks = f"{names[-1]} {waits[-1]}, whose order does not hold it any more"
+            return DeadlockError(f"the plan cannot finish: {lacks}")
     first = seen[process]
     cycle = waits[first:]
     left_out = len(cycle) - _LINKS_SHOWN

@@ -43,9 +43,8 @@ class Durations:
             rank_kind = costs.members.rank_kind[entries.rank][:, None]
             for factor, share in zip(factors, (costs.members.forward, costs.members.backward), strict=True):
                 factor *= share[rank_kind, kinds, entries.micro_batch[:, None]]
-        forward, backward = (
-            _slowest_member(entries.micro_batch, factor, forward_s.shape[1]) for factor in factors
-        )
+        slowest = (_slowest_member(entries.micro_batch, factor, forward_s.shape[1]) for factor in factors)
+        forward, backward = slowest
         return cls(factors, own, (own[0] * forward, own[1] * backward, own[2] * backward))
 
     def factor(self, direction: int, entry: Ints, virtual: Ints) -> Floats | float:
@@ -55,10 +54,8 @@ class Durations:
     def own_along(self, chain: Chain, entries: Entries) -> Floats:
         """[links, entries]: durations without slower members."""
         assert self.factors is not None
-        return chain.along(
-            self.own[0][:, entries.micro_batch] * self.factors[0].T,
-            self.own[1][:, entries.micro_batch] * self.factors[1].T,
-        )
+        both = zip(self.own, self.factors, strict=False)  # without weight gradients
+        return chain.along(*(own[:, entries.micro_batch] * factor.T for own, factor in both))
 
 
 def _entry_factors(entries: Entries, noise: Noise, chain: Chain, way: Ints | None) -> tuple[Floats, Floats]:

@@ -220,10 +220,9 @@ def exchanges_of(parts: Parts, chain: Chain, units: int) -> Exchanges:
     new = np.ones(len(process), dtype=np.bool_)
     new[1:] = (np.diff(process) != 0) | (np.diff(parts.batch) != 0)
     first, batch = np.flatnonzero(new), np.cumsum(new) - 1
-    last = np.append(first[1:], len(process)) - 1
     sender = np.flatnonzero(chain.sends[link])
     receiver = part_at[link[sender] + 1, parts.entry[sender]]
-    left, takes = last[batch[sender]], first[batch[receiver]]
+    left, takes = (np.append(first[1:], len(process)) - 1)[batch[sender]], first[batch[receiver]]
     # The receiver's first batch is ready from the start; behind a sender's last batch nothing waits for the send.
     return Exchanges(
         process=process[sender],

@@ -78,19 +78,11 @@ def pipeline_parts(
             entry = entry_at[:, order.slot[column]]
             rank, at = np.nonzero(entry != HOLE)
             # How many parts of its process come before each weight gradient.
-            passed = np.concatenate(
-                [np.zeros((plan.ranks, 1), dtype=np.int64), np.cumsum(exists, axis=1)], axis=1
-            )
+            passed = np.insert(np.cumsum(exists, axis=1), 0, 0, axis=1)
             before = passed[:, np.cumsum(is_part)[column]] + (parts_before + offsets_of(counts)[:-1])[:, None]
-            weights.append(
-                (
-                    before[rank, at],
-                    stage * plan.ranks + rank,
-                    entry[rank, at],
-                    order.chunk[column[at]],
-                    virtual[column[at]],
-                )
-            )
+            own = column[at]
+            process = stage * plan.ranks + rank
+            weights.append((before[rank, at], process, entry[rank, at], order.chunk[own], virtual[own]))
         parts_before += len(operation)
     operation, entry, counts, unsplit, paired, batch = (np.concatenate(c) for c in zip(*parts, strict=True))
     return Parts(

@@ -103,8 +103,7 @@ class Program:
 
     def stage_of(self, link: Ints, unit: Ints) -> Ints:
         """The stage that runs that link of that unit's chain."""
-        stage: Ints = self.chain.stage[0 if self.way is None else self.way[unit], link]
-        return stage
+        return np.asarray(self.chain.stage[0 if self.way is None else self.way[unit], link])
 
 
 def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) -> Program:
@@ -123,9 +122,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     way = _ways(plan, entries, costs.stages) if len(chain.stage) > 1 else None
     times = Durations.of(costs, chain, entries, way, noise)
     forward_s, backward_s, _ = times.slowest
-    has_input = np.arange(chain.links) > 0
-    parties = (plan.group_size + has_input[:, None]).ravel()
-    result_delay_s = np.outer(chain.sends, costs.transfer_s).ravel()
+    parties = (plan.group_size + (np.arange(chain.links) > 0)[:, None]).ravel()
     unit_entries = np.zeros(0, dtype=np.int64)
     loss = LossMeetings.of(entries, count, chain.virtual_stages) if costs.loss_meets and count else None
     if loss is not None:
@@ -156,7 +153,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         times=times,
         operation_s=operation_s,
         parties=parties,
-        result_delay_s=result_delay_s,
+        result_delay_s=np.outer(chain.sends, costs.transfer_s).ravel(),
         part_operation=part_operation,
         part_offsets=part_offsets,
         part_own_s=part_own_s,

@@ -69,13 +69,8 @@ def _in_turn(stages: int, chunks: int, stage: int, slots: int) -> Ints:
     chunk = index // group % chunks
     slot = index // (group * chunks) * group + index % group
     warm_up = min(warm_up_forwards(stages, chunks, stage), count)
-    table = _alternating(
-        warm_up,
-        np.stack([chunk, slot, index]),
-        np.stack([chunks - 1 - chunk, slot, index + warm_up]),
-        index,
-        count,
-    )
+    forwards, backwards = np.array(([chunk, slot, index], [chunks - 1 - chunk, slot, index + warm_up]))
+    table = _alternating(warm_up, forwards, backwards, index, count)
     if chunks == 1:
         table[3] = np.arange(table.shape[1])
     table.setflags(write=False)
@@ -90,9 +85,8 @@ def _alternating(warm_up: int, forwards: Ints, backwards: Ints, index: Ints, cou
     warm_up = min(warm_up, count)
     # The place of forward i and of backward j in the order: before forward i run all forwards up to i and all
     # backwards that the alternation has let through; after the last forward only backwards are left.
-    place = np.concatenate(
-        [index + np.maximum(index - warm_up, 0), index + np.minimum(index + warm_up + 1, count)]
-    )
+    before = np.maximum(index - warm_up, 0), np.minimum(index + warm_up + 1, count)
+    place = np.concatenate([index + others for others in before])
     op = np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), len(index))
     both = np.concatenate([op[None], np.concatenate([forwards, backwards], axis=1)])
     if len(index) < count:

@@ -59,20 +59,18 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: boo
 
 @promise("order")
 def _check_in_step(plan: Plan) -> None:
-    padding = plan.padding_tokens
     batches = MicroBatches(
         segment_tokens=plan.segment_tokens,
         segment_offsets=plan.segment_offsets,
         group_size=plan.group_size,
         tier=np.zeros(plan.micro_batches, dtype=np.int64),
         offload_ratio=plan.offload_ratio,
-        padding_tokens=padding,
+        padding_tokens=plan.padding_tokens,
     )
-    _require(batches.alike, "the plan says that it is in step, but its micro-batches are not all alike")
-    _require(
-        members_in_step(plan, np.diff(plan.order_offsets)),
-        "the plan says that it is in step, but members of a group run it at different slots or there are holes",
-    )
+    says = "the plan says that it is in step, but"
+    _require(batches.alike, f"{says} its micro-batches are not all alike")
+    in_step = members_in_step(plan, np.diff(plan.order_offsets))
+    _require(in_step, f"{says} members of a group run it at different slots or there are holes")
 
 
 def _require(holds: bool | np.bool_, message: str) -> None:
@@ -131,17 +129,15 @@ def _check_tokens(plan: Plan, lengths: Ints) -> None:
     tokens, sequence, start = plan.segment_tokens, plan.segment_sequence, plan.segment_start
     outside = _first((sequence < 0) | (sequence >= len(lengths)))
     if outside is not None:
-        raise PlanError(
-            f"segment {outside} belongs to sequence {sequence[outside]}; the batch has {len(lengths)}"
-        )
+        belongs = f"segment {outside} belongs to sequence {sequence[outside]}"
+        raise PlanError(f"{belongs}; the batch has {len(lengths)}")
     empty = _first((tokens <= 0) | (start < 0))
     if empty is not None:
         raise PlanError(f"segment {empty} holds {tokens[empty]} tokens from {start[empty]} on")
     # Segments of a sequence by start must follow each other: each starts where the one before it ended.
     order = np.lexsort((start, sequence))
     by_sequence, by_start, end = sequence[order], start[order], (start + tokens)[order]
-    first = np.diff(by_sequence, prepend=-1) > 0
-    expected = np.where(first, 0, np.concatenate([[0], end])[:-1])
+    expected = np.where(np.diff(by_sequence, prepend=-1) > 0, 0, np.concatenate([[0], end])[:-1])
     wrong = _first(by_start != expected)
     if wrong is not None:
         problem = "twice" if by_start[wrong] < expected[wrong] else "nowhere"
@@ -156,8 +152,7 @@ def _check_tokens(plan: Plan, lengths: Ints) -> None:
 
 @promise("capacity")
 def _check_capacity(plan: Plan) -> None:
-    sums = np.concatenate([[0], np.cumsum(plan.segment_tokens)])
-    tokens = np.diff(sums[plan.segment_offsets])
+    tokens = np.diff(np.concatenate([[0], np.cumsum(plan.segment_tokens)])[plan.segment_offsets])
     each = np.full(plan.micro_batches, plan.capacity_tokens)
     if plan.rank_capacity_tokens is not None:
         each = np.minimum.reduceat(plan.rank_capacity_tokens[plan.member_ranks], plan.member_offsets[:-1])

@@ -32,13 +32,11 @@ def add_garbage_collections(
     moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
     pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)
     rank, stage, gpu = np.nonzero(pauses & (counts > 0)[:, None, None])
-    slot, chunk = np.divmod(
-        (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64), costs.chunks
-    )
+    passed = (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64)
+    slot, chunk = np.divmod(passed, costs.chunks)
     entry = entries[first[rank] + slot]
     forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        longer = np.where(forward_s > 0, options.gc_pause_s / forward_s, 0.0)
+    longer = np.divide(options.gc_pause_s, forward_s, out=np.zeros_like(forward_s), where=forward_s > 0)
     np.add.at(forward, (entry, stage, chunk), longer)
 
 

@@ -74,9 +74,8 @@ def draw_noise(
     forward: Floats | None = None
     backward: Floats | None = None
     if options.slow_node_share > 0 and options.slow_node_factor != 1.0:
-        forward_stage = slow_forwards(
-            _stream(options, _Cause.SLOW_NODES), places, options.slow_node_share, options.slow_node_factor
-        )
+        law = (options.slow_node_share, options.slow_node_factor)
+        forward_stage = slow_forwards(_stream(options, _Cause.SLOW_NODES), places, *law)
     shape = (len(plan.order), costs.stages, costs.chunks)
     if options.jitter > 0:
         forward = log_normal(now(_Cause.JITTER_FORWARD), options.jitter, shape)
@@ -93,17 +92,29 @@ def draw_noise(
 
 
 def _stage_factors(places: Places, costs: StepCosts, options: ExecutionOptions) -> Floats | None:
-    """[ranks, stages]: how much longer all that a stage computes takes in this step; None = as the costs say."""
-    factors: list[Floats] = []
+    """[ranks, stages]: how much longer all that a stage computes takes in this step; None = as the costs say.
+
+    The spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
+
+        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
+
+    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
+    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N.
+    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
+        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
+    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
+    """
+    slowest: list[Floats] = []
     if options.gpu_spread:
-        factors.append(_unequal_stages(_stream(options, _Cause.SPREAD), places, costs, options.gpu_spread))
+        drawn = log_normal(_stream(options, _Cause.SPREAD), options.gpu_spread, places.gpus)
+        slowest.append(places.slowest_gpu(drawn))
     by_node = _node_factors(places.nodes, options)
     if by_node is not None:
-        factors.append(1.0 + (places.slowest_node(by_node) - 1.0) * _compute_share(costs))
+        slowest.append(places.slowest_node(by_node))
+    factors = [1.0 + (factor - 1.0) * _compute_share(costs) for factor in slowest]
     if options.step_jitter:
-        factors.append(
-            log_normal(_stream(options, _Cause.STEP_JITTER, options.step), options.step_jitter, (1, 1))
-        )
+        stream = _stream(options, _Cause.STEP_JITTER, options.step)
+        factors.append(log_normal(stream, options.step_jitter, (1, 1)))
     return np.asarray(np.broadcast_to(math.prod(factors), (places.ranks, places.stages))) if factors else None
 
 
@@ -130,25 +141,7 @@ def fastest_gpu(options: ExecutionOptions, gpus: int) -> float:
     """
     if not options.gpu_spread:
         return 1.0
-    random = _stream(options, _Cause.SPREAD)
-    return min(1.0, float(log_normal(random, options.gpu_spread, (gpus,)).min()))
-
-
-def _unequal_stages(
-    random: np.random.Generator, places: Places, costs: StepCosts, gpu_spread: float
-) -> Floats:
-    """[ranks, stages]: the spread of equal GPUs: silicon, cooling and power make some slower than others, all the time.
-
-        factor of a stage = 1 + (g - 1) x compute's share of it,   g = max of tp log-normal draws of mean 1
-
-    Every tensor-parallel collective waits for the slowest GPU of its group, a pipeline for its slowest stage, the
-    gradients for the slowest pipeline: a job of N GPUs runs at about the slowest of N.
-    Source: Sinha et al., "Not all GPUs are created equal", SC 2022: 8 % on average between the whiskers of a
-        cluster's GPUs of one kind, 22 % at most; whiskers as four deviations make the spread 0.02.
-    Ignored: that memory-bound kernels vary less than matrix products; drift of the spread.
-    """
-    slowest = places.slowest_gpu(log_normal(random, gpu_spread, places.gpus))
-    return 1.0 + (slowest - 1.0) * _compute_share(costs)
+    return min(1.0, float(log_normal(_stream(options, _Cause.SPREAD), options.gpu_spread, (gpus,)).min()))
 
 
 def _compute_share(costs: StepCosts) -> Floats:
@@ -157,10 +150,8 @@ def _compute_share(costs: StepCosts) -> Floats:
     terms = terms[:, :, :1] if costs.alike else terms
     by_stage = terms.mean(axis=2)[:, costs.kind].sum(axis=2)  # [terms, stages]
     compute = [row for row, name in enumerate(costs.terms) if name in _COMPUTE]
-    total = by_stage.sum(axis=0)
-    return np.asarray(
-        np.divide(by_stage[compute].sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
-    )
+    computed, total = by_stage[compute].sum(axis=0), by_stage.sum(axis=0)
+    return np.asarray(np.divide(computed, total, out=np.zeros_like(total), where=total > 0))
 
 
 def flaps_stream(options: ExecutionOptions) -> np.random.Generator:

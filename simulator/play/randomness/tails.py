@@ -49,9 +49,8 @@ def with_tails(costs: StepCosts, options: ExecutionOptions, parallel: Parallel, 
         parameter_gather_s=costs.epilogue.parameter_gather_s * summed,
         gradient_sync_s=costs.epilogue.gradient_sync_s * summed + skew_s,
     )
-    count = costs.forward_terms_s.shape[-1]
     longer = replace(costs, forward_terms_s=forward, backward_terms_s=backward, epilogue=epilogue)
-    return longer.repeated(count) if alike else longer
+    return longer.repeated(costs.forward_terms_s.shape[-1]) if alike else longer
 
 
 def _tails(costs: StepCosts, sizes: np.ndarray, parallel: Parallel, ranks: int, jitter: float) -> Floats:

@@ -75,7 +75,7 @@ def turns_of_rank(
         weight = np.flatnonzero(is_weight & exists)
         np.add.at(before, (np.cumsum(kept)[weight], order.chunk[weight]), 1)
         weights.append(before)
-    pairs, gaps = np.empty((2, 0), dtype=np.int64), None
+    pairs, gaps = np.empty((2, 0), dtype=np.int64), np.empty(0)
     if not overlap:
         pairs, gaps = _blocking(chain, schedule, stages, chunks, count)
     turns = _in_turns(orders, chain.stage[0].tolist(), count, pairs.tolist())
@@ -87,16 +87,12 @@ def turns_of_rank(
     by_stage = np.argsort(stage_of, kind="stable")
     each = np.empty((len(operation), chunks), dtype=np.int64)
     each[by_stage] = np.concatenate([before[:-1] for before in weights])
-    chains = [
-        [stage, *(place[np.array(order, dtype=np.int64) + count]).tolist()]
-        for stage, order in enumerate(orders)
-    ]
+    ordered = [place[np.array(order, dtype=np.int64) + count].tolist() for order in orders]
+    chains = [[stage, *places] for stage, places in enumerate(ordered)]
     before_place = np.empty(len(operation), dtype=np.int64)
     before_place[by_stage] = np.concatenate([places[:-1] for places in chains])
     source, link = place[operation], operation // count
-    held: list[tuple[float, list[int]]] = []
-    if gaps is not None:
-        held = [(gap, []) for gap in gaps[operation].tolist()]
+    held: list[tuple[float, list[int]]] = [(gap, []) for gap in gaps[operation].tolist()] if len(gaps) else []
     for needed, waiting in (place[pairs + count] - [[0], [stages + 1]]).T.tolist():
         held[waiting][1].append(needed)
     return Turns(
@@ -186,9 +182,8 @@ class LoneRank(NamedTuple):
     def of(cls, costs: StepCosts) -> LoneRank:
         """The rank that runs micro-batches of these costs."""
         chain = make_chain(costs.schedule, costs.stages, costs.chunks)
-        forward_s, backward_s = (
-            terms_s[:, :, 0].sum(axis=0) for terms_s in (costs.forward_terms_s, costs.backward_terms_s)
-        )
+        both = (costs.forward_terms_s, costs.backward_terms_s)
+        forward_s, backward_s = (terms_s[:, :, 0].sum(axis=0) for terms_s in both)
         weight_s = np.zeros(costs.kind.max() + 1)
         if costs.weight_terms_s is not None:
             weight_s = costs.weight_terms_s[:, :, 0].sum(axis=0)
@@ -226,8 +221,7 @@ class LoneRank(NamedTuple):
                 free_s, input_s = ends[before], ends[source] + delay_s[link]
                 ended((free_s if free_s >= input_s else input_s) + link_s[link])
         end_s = np.array(ends)
-        behind_s = (turns.weights_behind * self.weight_s).sum(axis=1)
-        return PlayedRank(end_s, end_s[turns.last] + behind_s)
+        return PlayedRank(end_s, end_s[turns.last] + (turns.weights_behind * self.weight_s).sum(axis=1))
 
 
 class LoneStep(NamedTuple):

@@ -22,11 +22,10 @@ from hdpsim.simulator.play.execution import Execution, Noise
 def expanded(small: Execution, stands_for: Ints) -> Execution:
     """The execution of a plan from that of a *small* one; *stands_for*: which of its ranks does what each rank does."""
     accounts, ranks, stages = small.account_s.shape
-    if ranks == 1:  # a view
-        account_s = np.broadcast_to(small.account_s, (accounts, len(stands_for), stages))
-    else:
-        account_s = small.account_s[:, stands_for]
-    return replace(small, account_s=account_s)
+    if ranks > 1:
+        return replace(small, account_s=small.account_s[:, stands_for])
+    view = np.broadcast_to(small.account_s, (accounts, len(stands_for), stages))
+    return replace(small, account_s=view)
 
 
 def plan_of_lone_ranks(counts: Ints) -> Plan:

@@ -143,16 +143,14 @@ def find_cut(schedule: Schedule, stages: int, chunks: int, *, overlap: bool = Tr
     """The cut of a schedule; None where its order does not repeat, or has nothing to wait for."""
     if schedule not in DRAINING_STAGES or stages == 1:
         return None
-    count = (
-        4 + 2 * DRAINING_STAGES[schedule]
-    ) * stages  # half of them before the cut: none is filling or draining
-    step = stages if chunks > 1 else 1
+    # Half of them before the cut: none is filling or draining
+    count = (4 + 2 * DRAINING_STAGES[schedule]) * stages
     turns = turns_of_rank(schedule, stages, chunks, count, count, overlap=overlap)
     link, offset = _cut_at(turns, stages, count, count // 2 - 1)
     return Cut(
         link=link,
         offset=offset,
-        step=step,
+        step=stages if chunks > 1 else 1,
         first=stages - 1,
         ahead=int(offset.max()) + DRAINING_STAGES[schedule] * stages,
         stages=stages,

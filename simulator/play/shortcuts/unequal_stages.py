@@ -9,7 +9,6 @@ from itertools import repeat
 
 import numpy as np
 
-from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.plan import HOLE, Plan
@@ -23,17 +22,14 @@ from .repeating_micro_batches import booked
 
 def side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> bool:
     """Whether run_side_by_side can play the plan: its *noise* lasts for the whole step."""
-    return (
-        noise.forward is None
-        and noise.backward is None
-        and costs.members is None
-        and costs.meeting_ranks == 1
-        and can_play(costs)
-        and costs.schedule not in SPLIT_SCHEDULES
-        and len(plan.member_ranks) == plan.micro_batches
-        and bool((np.diff(plan.order_offsets) == plan.order_offsets[1]).all())
-        and not (plan.order == HOLE).any()
-    )
+    lasts = noise.forward is None and noise.backward is None
+    alone = costs.members is None and costs.meeting_ranks == 1
+    if not (lasts and alone and can_play(costs)) or costs.schedule in SPLIT_SCHEDULES:
+        return False
+    if len(plan.member_ranks) != plan.micro_batches:
+        return False
+    slots = np.diff(plan.order_offsets)
+    return bool((slots == slots[0]).all()) and not (plan.order == HOLE).any()
 
 
 def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
@@ -44,9 +40,8 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
     backward = np.ones((costs.stages, plan.ranks)) if noise.rank_stage is None else noise.rank_stage.T
     forward = backward if noise.forward_stage is None else backward * noise.forward_stage.T
     kinds, stage = chain.kinds(costs.kind), chain.stage[0, : chain.virtual_stages]
-    link_s = chain.along(
-        costs.forward_s[kinds, :1] * forward[stage], costs.backward_s[kinds, :1] * backward[stage]
-    )
+    sides_s = costs.forward_s[kinds, :1] * forward[stage], costs.backward_s[kinds, :1] * backward[stage]
+    link_s = chain.along(*sides_s)
     opening_s = costs.epilogue.data_s + costs.epilogue.parameter_gather_s
     end_s = np.empty((costs.stages + 1 + len(turns.steps), plan.ranks))
     end_s[: costs.stages], end_s[costs.stages] = opening_s[:, None], 0.0
@@ -71,5 +66,4 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
         terms_s[:, costs.kind, 0].sum(axis=2)[:, :, None]  # [terms, stages, 1]
         for terms_s in (costs.forward_terms_s, costs.backward_terms_s)
     )
-    term_s: Floats = count * (forward_s * forward + backward_s * backward)
-    return booked(costs, end, term_s, wait_group_s)
+    return booked(costs, end, count * (forward_s * forward + backward_s * backward), wait_group_s)

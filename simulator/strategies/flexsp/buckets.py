@@ -55,8 +55,7 @@ def bucket_sizes(lengths: Ints, buckets: int) -> tuple[Ints, Ints]:
     if len(sizes) <= buckets:
         return sizes, of_length
     last = _least_error(sizes.astype(np.float64), counts.astype(np.float64), buckets)
-    bucket = np.searchsorted(last, np.arange(len(sizes)))
-    return sizes[last], bucket[of_length]
+    return sizes[last], np.searchsorted(last, np.arange(len(sizes)))[of_length]
 
 
 def _least_error(sizes: Floats, counts: Floats, buckets: int) -> Ints:

@@ -115,10 +115,9 @@ class _Times:
 
     def work_s(self, lengths: Ints) -> Floats:
         """[lengths, sizes]: what each adds to a micro-batch."""
-        attention_s = _attention_s(self.problem, lengths, self.sizes)
         alone_s = _attention_s(self.problem, np.ones(1), self.sizes)
         linear_s = self.token_s * lengths[:, None] / np.array(self.sizes)
-        work_s = np.maximum(attention_s - alone_s, 0.0) + linear_s
+        work_s = np.maximum(_attention_s(self.problem, lengths, self.sizes) - alone_s, 0.0) + linear_s
         error = self.problem.error
         return np.asarray(work_s if error is None else work_s * error.factors(lengths)[:, None])
 
@@ -216,39 +215,34 @@ class _Programme:
     @classmethod
     def of(cls, times: _Times, sequences: Ints) -> _Programme:
         """The programme of a chunk."""
-        own = times.problem.lengths[sequences]
-        lengths, bucket = bucket_sizes(own, BUCKETS)
-        sizes = np.array(times.sizes)
-        fits = lengths[:, None] <= sizes * times.problem.capacity_tokens
+        lengths, bucket = bucket_sizes(times.problem.lengths[sequences], BUCKETS)
+        fits = lengths[:, None] <= np.array(times.sizes) * times.problem.capacity_tokens
         programme = cls(times, sequences, bucket, lengths, times.work_s(lengths), fits, 0.0)
         low_s = float((times.fixed_s + np.where(fits, programme.work_s, np.inf)).min(axis=1).max())
         return cls(times, sequences, bucket, lengths, programme.work_s, fits, programme._relaxed_s(low_s))
 
     def _relaxed_s(self, low_s: float) -> float:
         """The least makespan if groups and sequences could be cut, at least *low_s*: by bisection."""
-        counts = np.bincount(self.bucket, minlength=len(self.lengths))
+        counts, sizes = np.bincount(self.bucket, minlength=len(self.lengths)), np.array(self.times.sizes)
+        most = self.times.problem.ranks
 
         def ranks(makespan_s: float) -> float:
             with np.errstate(divide="ignore", invalid="ignore"):
                 of_time = self.work_s / np.maximum(makespan_s - self.times.fixed_s, 0.0)
             inside = self.fits & (of_time <= 1.0)
-            of_memory = self.lengths[:, None] / (
-                np.array(self.times.sizes) * self.times.problem.capacity_tokens
-            )
+            of_memory = self.lengths[:, None] / (sizes * self.times.problem.capacity_tokens)
             share = np.where(inside, np.maximum(of_time, of_memory), np.inf)
             return float(counts @ (share * self.times.sizes).min(axis=1))
 
         high_s = low_s
-        while ranks(high_s) > self.times.problem.ranks and high_s < 1e6 * low_s:
+        while ranks(high_s) > most and high_s < 1e6 * low_s:
             high_s *= 2.0
         if high_s == low_s:
             return low_s
         low_s = high_s / 2.0
         for _ in range(HALVINGS):
             middle_s = 0.5 * (low_s + high_s)
-            low_s, high_s = (
-                (low_s, middle_s) if ranks(middle_s) <= self.times.problem.ranks else (middle_s, high_s)
-            )
+            low_s, high_s = (low_s, middle_s) if ranks(middle_s) <= most else (middle_s, high_s)
         return low_s
 
     def solved(self) -> _Chunk | None:
@@ -279,9 +273,8 @@ class _Programme:
         time = np.hstack([by_size * (self.work_s.ravel() / left_s.max()), -np.diag(left_s / left_s.max())])
         room = size * self.times.problem.capacity_tokens
         memory = np.hstack([by_size * np.repeat(self.lengths / room[-1], sizes), -np.diag(room / room[-1])])
-        most = np.concatenate(
-            [np.where(usable, counts[:, None], 0.0).ravel(), self.times.problem.ranks // size]
-        )
+        usable_of = np.where(usable, counts[:, None], 0.0)
+        most = np.concatenate([usable_of.ravel(), self.times.problem.ranks // size])
         answer = least(
             np.concatenate([np.zeros(buckets * sizes), size]),
             np.ones(len(most), dtype=np.bool_),

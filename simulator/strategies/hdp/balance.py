@@ -52,9 +52,8 @@ class _Balance:
         self.long = lengths > problem.capacity_tokens
         self.size, self.ratio = np.ones(len(lengths), dtype=np.int64), np.zeros(len(lengths))
         if self.long.any():
-            self.size[self.long], self.ratio[self.long] = paper_groups(
-                problem, lengths[self.long], self.mean_s
-            )
+            groups = paper_groups(problem, lengths[self.long], self.mean_s)
+            self.size[self.long], self.ratio[self.long] = groups
         self._piece_s = problem.piece_s(lengths)
         self._long_s = np.zeros(len(lengths))
         self._long_s[self.long] = problem.sequence_s(lengths[self.long], self.size[self.long])
@@ -64,9 +63,8 @@ class _Balance:
         self._exec_s = np.zeros(problem.ranks)
         self._longest_s = np.zeros(problem.ranks)
         self._slots = np.zeros(problem.ranks, dtype=np.int64)
-        self._made: list[
-            tuple[list[int], list[int], int]
-        ] = []  # of every micro-batch: sequences, members, slot
+        # Of every micro-batch: sequences, members, slot
+        self._made: list[tuple[list[int], list[int], int]] = []
 
     def _equal_work(self, many: int) -> list[_Bucket]:
         """Sequences by falling length in buckets of about the same work."""
@@ -149,7 +147,6 @@ class _Balance:
         for number, sequences in enumerate(every):
             micro_batch[sequences] = number
         sizes = np.array([len(members) for members in groups])
-        first = np.array([sequences[0] for sequences in every])
         pieces = Pieces.of_whole(problem.lengths, micro_batch)
         return assemble(
             problem,
@@ -157,7 +154,7 @@ class _Balance:
             group_size=sizes,
             member_ranks=np.concatenate(groups),
             slot=np.array(slots, dtype=np.int64),
-            offload_ratio=self.ratio[first],
+            offload_ratio=self.ratio[np.array([sequences[0] for sequences in every])],
             keep_holes=problem.in_slots,
             ideal_s=self.mean_s,
             makespan_s=float(self._exec_s.max()),

@@ -23,9 +23,7 @@ class SizeTable:
     Mostly one of the next few sizes meets all limits. Only for sequences of which none does, all are looked at.
     """
 
-    def __init__(
-        self, problem: PlanningProblem, lengths: Ints, least: Ints, limit_s: float = -np.inf
-    ) -> None:
+    def __init__(self, problem: PlanningProblem, lengths: Ints, least: Ints, limit_s: float) -> None:
         """Of *lengths*, which need *least* ranks, for limits of *limit_s* and more."""
         least = np.minimum(least, problem.most_ranks)[:, None]
         grid = size_grid(problem.most_ranks)
@@ -157,8 +155,7 @@ def least_group(problem: PlanningProblem, lengths: Ints) -> Ints:
     ratio = _hidden_ratio(problem, lengths, layers)
     shrink = (RESIDENT_LAYERS + (1.0 - ratio) * (layers - RESIDENT_LAYERS)) / layers
     held = np.minimum(problem.capacity_tokens / shrink, problem.hosted_tokens)
-    size = np.ceil(lengths / held - 1e-9).astype(np.int64)
-    return np.asarray(np.clip(size, 1, problem.most_ranks))
+    return np.asarray(np.clip(np.ceil(lengths / held - 1e-9).astype(np.int64), 1, problem.most_ranks))
 
 
 def _hidden_ratio(problem: PlanningProblem, lengths: Ints, layers: float) -> Floats:

@@ -46,8 +46,7 @@ def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pie
         np.bincount(bins, weights=lengths[short], minlength=packs),
     )
     time_s = np.concatenate((pack_s, problem.sequence_s(lengths[long], sizes)))[arrival]
-    pieces = Pieces.of_whole(lengths, micro_batch)
-    return pieces, group, ratio, time_s
+    return Pieces.of_whole(lengths, micro_batch), group, ratio, time_s
 
 
 def plan_naive(problem: PlanningProblem) -> Plan:
@@ -110,11 +109,8 @@ class NaiveWaves:
     @property
     def load_s(self) -> Floats:
         """Work of every rank."""
-        members = ranges(self.first, self.group)
-        times_s = np.repeat(self.time_s, self.group)
-        return np.asarray(
-            np.bincount(members, weights=times_s, minlength=self.problem.ranks), dtype=np.float64
-        )
+        members, times_s = ranges(self.first, self.group), np.repeat(self.time_s, self.group)
+        return np.bincount(members, weights=times_s, minlength=self.problem.ranks).astype(np.float64)
 
     @property
     def work_s(self) -> float:
@@ -124,12 +120,11 @@ class NaiveWaves:
     @property
     def least_s(self) -> float:
         """A time before which the waves do not end."""
-        bubbles_s = self.problem.bubble_weight * float(self.time_s.min())
-        return float(self.load_s.max()) * NEARLY + bubbles_s
+        return float(self.load_s.max()) * NEARLY + self.problem.bubble_weight * float(self.time_s.min())
 
     def plan(self) -> Plan:
         """The plan."""
-        problem = self.problem
+        problem, largest = self.problem, counted(int(self.group.max()), "rank")
         return assemble(
             problem,
             self.pieces,
@@ -141,9 +136,7 @@ class NaiveWaves:
             ideal_s=self.ideal_s,
             makespan_s=float(self.load_s.max()),
             padding_tokens=problem.padding_tokens(self.pieces.totals(len(self.group)), self.group),
-            notes=(
-                f"largest group {counted(int(self.group.max()), 'rank')}, {len(self.group)} micro-batches",
-            ),
+            notes=(f"largest group {largest}, {len(self.group)} micro-batches",),
         )
 
 

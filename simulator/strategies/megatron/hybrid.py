@@ -139,10 +139,9 @@ class _Round:
             busiest = max(self.groups, key=_work)
             if len(busiest.sequences) == 1:
                 break
-            last = self._lengths[busiest.sequences[-1]] ** 2 / busiest.size
             others = [group.work for group in self.groups if group is not busiest]
             least = min(map(_work, self.groups))
-            after = busiest.work - last
+            after = busiest.work - self._lengths[busiest.sequences[-1]] ** 2 / busiest.size
             if max([*others, after]) - min([*others, after]) >= busiest.work - least:
                 break
             busiest.sequences.pop()

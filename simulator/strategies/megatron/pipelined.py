@@ -92,12 +92,10 @@ class _Draft:
     def of(cls, problem: PlanningProblem, slots: int) -> _Draft | None:
         """The draft with so many slots on every rank; None: it holds more than ranks can."""
         draft = cls(problem, slots)
-        order = np.argsort(-draft._forward, kind="stable").tolist()
-        big = [sequence for sequence in order if draft._forward[sequence] > BIG * draft._target]
-        rest = [sequence for sequence in order if draft._forward[sequence] <= BIG * draft._target]
-        if not draft._share(big, rest) or not draft._pack(rest):
-            return None
-        return draft
+        order = np.argsort(-draft._forward, kind="stable")
+        bigger = draft._forward[order] > BIG * draft._target
+        big, rest = order[bigger].tolist(), order[~bigger].tolist()
+        return draft if draft._share(big, rest) and draft._pack(rest) else None
 
     def _share(self, big: list[int], rest: list[int]) -> bool:
         """Give the big sequences their ranks, and fill their slots with the largest of the rest."""
@@ -114,9 +112,8 @@ class _Draft:
             first = int(blocks.argmax()) * size
             if blocks.max() == 0:
                 return False
-            slot = _Slot(range(first, first + size), self._forward[sequence] / size)
-            slot.sequences.append(sequence)
-            slot.tokens = self._lengths[sequence] / size
+            slot = _Slot(range(first, first + size))
+            self._add(slot, sequence, size)
             self._fill(slot, size, rest)
             if slot.tokens > problem.capacity_tokens:
                 return False
@@ -148,20 +145,20 @@ class _Draft:
         flop, tokens = np.zeros(count), np.zeros(count)
         sequences: list[list[int]] = [[] for _ in range(count)]
         late: list[int] = []
+
+        def add(sequence: int, at: int) -> None:
+            sequences[at].append(sequence)
+            flop[at] += self._forward[sequence]
+            tokens[at] += self._lengths[sequence]
+
         for sequence in rest:
             open_flop = np.where(tokens + self._lengths[sequence] <= mean_tokens, flop, np.inf)
-            at = int(open_flop.argmin())
-            if open_flop[at] == np.inf:
+            if open_flop.min() == np.inf:
                 late.append(sequence)
-                continue
-            sequences[at].append(sequence)
-            flop[at] += self._forward[sequence]
-            tokens[at] += self._lengths[sequence]
+            else:
+                add(sequence, int(open_flop.argmin()))
         for sequence in sorted(late, key=lambda one: -self._lengths[one]):
-            at = int(np.square(tokens + self._lengths[sequence] - mean_tokens).argmin())
-            sequences[at].append(sequence)
-            flop[at] += self._forward[sequence]
-            tokens[at] += self._lengths[sequence]
+            add(sequence, int(np.square(tokens + self._lengths[sequence] - mean_tokens).argmin()))
         if not all(sequences) or tokens.max() > self.problem.capacity_tokens:
             return False
         load = np.zeros(self.problem.ranks)

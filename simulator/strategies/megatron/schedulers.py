@@ -117,15 +117,16 @@ class _Round:
         while at < len(waiting):
             where = self._where(self._lengths[waiting[at]])
             if where is None:
-                following = bisect_left(
-                    waiting, True, at + 1, key=lambda one: self._where(self._lengths[one]) is not None
-                )
+                following = bisect_left(waiting, True, at + 1, key=self._finds_place)
                 left += waiting[at:following]
                 at = following
                 continue
             self._add(waiting[at], self._new(where) if isinstance(where, int) else where)
             at += 1
         return left
+
+    def _finds_place(self, sequence: int) -> bool:
+        return self._where(self._lengths[sequence]) is not None
 
     def _where(self, length: int) -> _Group | int | None:
         """The group, or the size of a new one, that adds least to the busiest rank; None: nowhere within the cap."""

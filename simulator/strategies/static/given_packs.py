@@ -32,14 +32,13 @@ def plan_given_packs(problem: PlanningProblem, pack: Ints, degree: int) -> Plan:
     pieces = Pieces.of_whole(problem.lengths, pack).at(np.argsort(pack, kind="stable"))
     offsets = offsets_of(np.bincount(pack))
     groups, packs = problem.ranks // degree, len(offsets) - 1
-    held = np.add.reduceat(pieces.tokens, offsets[:-1])
     return mesh_plan(
         problem,
         pieces,
         offsets,
         degree,
         in_turn(packs, groups),
-        capacity_tokens=int(-(-held.max() // degree)),
+        capacity_tokens=int(-(-np.add.reduceat(pieces.tokens, offsets[:-1]).max() // degree)),
         notes=(f"given packs: {packs} on {groups} groups of {degree} ranks",),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 
@@ -97,9 +97,8 @@ def _concatenate(lengths: Ints, capacity_tokens: int) -> Pieces:
     sequence = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
     bins = ranges(first, counts)
     piece_start = np.maximum(starts[sequence], bins * capacity_tokens)
-    piece_end = np.minimum(ends[sequence], (bins + 1) * capacity_tokens)
     return Pieces(
-        tokens=piece_end - piece_start,
+        tokens=np.minimum(ends[sequence], (bins + 1) * capacity_tokens) - piece_start,
         sequence=sequence,
         start=piece_start - starts[sequence],
         micro_batch=bins,
@@ -276,10 +275,7 @@ def assemble(
     slot: Ints,
     offload_ratio: Floats,
     keep_holes: bool,
-    ideal_s: float = 0.0,
-    makespan_s: float = 0.0,
-    padding_tokens: Ints | None = None,
-    notes: tuple[str, ...] = (),
+    **said: Any,
 ) -> Plan:
     """Build the Plan.
 
@@ -292,13 +288,9 @@ def assemble(
         offload_ratio: per micro-batch.
         keep_holes: keep slot numbers as they are (pipelines need equal slots in a group); otherwise a rank's
             micro-batches only keep their order.
-        ideal_s: see Plan.
-        makespan_s: see Plan.
-        padding_tokens: per micro-batch; None: none.
-        notes: remarks for the reader of the result.
+        said: other fields of the Plan, times, padding and notes.
     """
     by_batch = np.argsort(pieces.micro_batch, kind="stable")
-    counts = np.bincount(pieces.micro_batch, minlength=len(offload_ratio))
     batch_of = np.repeat(np.arange(len(offload_ratio), dtype=np.int64), group_size)
     slot_of = slot[batch_of]
     if keep_holes:
@@ -317,14 +309,11 @@ def assemble(
         segment_tokens=pieces.tokens[by_batch],
         segment_sequence=pieces.sequence[by_batch],
         segment_start=pieces.start[by_batch],
-        segment_offsets=offsets_of(counts),
+        segment_offsets=offsets_of(np.bincount(pieces.micro_batch, minlength=len(offload_ratio))),
         member_ranks=member_ranks,
         member_offsets=offsets_of(group_size),
         offload_ratio=offload_ratio,
         order=order,
         order_offsets=order_offsets,
-        ideal_s=ideal_s,
-        makespan_s=makespan_s,
-        padding_tokens=padding_tokens,
-        notes=notes,
+        **said,
     )

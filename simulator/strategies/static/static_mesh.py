@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import isqrt
 
@@ -82,13 +82,12 @@ def mesh_degrees(problem: PlanningProblem) -> list[int]:
     if every and not degrees:
         raise InfeasibleError(uneven_scan(cost.model, cost.layout, every[0]))
     if not degrees:
-        raise InfeasibleError(
-            f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} tokens or "
-            f"more; {problem.spread_reason}, and none of {needed} to {most} divides the {problem.ranks} ranks"
-            if needed <= most
-            else f"a context of {problem.context_tokens} tokens needs {needed} ranks of {problem.capacity_tokens} "
-            f"tokens; {problem.spread_reason}"
-        )
+        room = f"{needed} ranks of {problem.capacity_tokens} tokens"
+        needs = f"a context of {problem.context_tokens} tokens needs {room}"
+        if needed > most:
+            raise InfeasibleError(f"{needs}; {problem.spread_reason}")
+        none = f"none of {needed} to {most} divides the {problem.ranks} ranks"
+        raise InfeasibleError(f"{needs} or more; {problem.spread_reason}, and {none}")
     return degrees
 
 
@@ -134,13 +133,12 @@ def _static_drafts(problem: PlanningProblem) -> list[MeshDraft]:
     drafts: list[MeshDraft] = []
     reason: InfeasibleError | None = None
     known: dict[tuple[int, int], MeshPacks] = {}
+    packed = partial(MeshPacks.of, problem, options.packing, padding=options.padding)
     by_groups = problem.cost.layout.pipeline.schedule == "dualpipe"  # whose packs depend on them
     for degree in mesh_degrees(problem):
         key = (ring_chunks(problem.cost.layout, degree), degree * by_groups)
         try:
-            packs = known.get(key) or MeshPacks.of(
-                problem, options.packing, padding=options.padding, degree=degree
-            )
+            packs = known.get(key) or packed(degree=degree)
         except InfeasibleError as error:
             reason = reason or error
             continue
@@ -250,9 +248,8 @@ class MeshDraft:
             alike = packed.batches(problem, degree).alike
             dealt = in_turn(packs, groups)
         if alike:  # groups that cross a node or a block are slower
-            alike = rings_alike(
-                problem.cost.fabric, min(groups, packs), degree, problem.cost.layout.parallel.rank_stride
-            )
+            stride = problem.cost.layout.parallel.rank_stride
+            alike = rings_alike(problem.cost.fabric, min(groups, packs), degree, stride)
         full = int(pieces.tokens.sum()) / packs / problem.context_tokens
         return mesh_plan(
             problem,
