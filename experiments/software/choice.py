@@ -72,7 +72,7 @@ def read_software(text: str) -> Software:
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
     release = found["release"] or max(stack.releases, key=release_number)
     of_a_year = _is_year(stack, release)
-    if of_a_year and int(release) < min(stack.releases.values()):
+    if of_a_year and int(release) < min(year for one in stacks() for year in one.releases.values()):
         years = ", ".join(f"{other} ({year})" for other, year in stack.releases.items())
         raise ValueError(f"{name} had no release by {release}; known are {years}")
     counting = release_of_year(stack, int(release)) if of_a_year else _known_release(stack, name, release)
