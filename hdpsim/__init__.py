@@ -53,37 +53,11 @@ TYPE_CHECKING = False  # as typing's, which takes a while to load
 __version__ = "0.1.0"
 
 __all__ = [
-    "Result",
-    "__version__",
-    "calibrate",
-    "calibration",
-    "campaign",
-    "check",
-    "check_strategy",
-    "cluster",
-    "compare",
-    "doctor",
-    "explain",
-    "fabric",
-    "flows",
-    "gpu",
-    "load_scenario",
-    "load_trace",
-    "model",
-    "node",
-    "plan",
-    "read_trace",
-    "recommend",
-    "replay",
-    "replay_ops",
-    "reproduce",
-    "scale",
-    "simulate",
-    "strategy",
-    "sweep",
-    "validate",
-    "whatif",
-]
+    "Result", "__version__", "calibrate", "calibration", "campaign", "check", "check_strategy", "cluster",
+    "compare", "doctor", "explain", "fabric", "flows", "gpu", "load_scenario", "load_trace", "model",
+    "node", "plan", "read_trace", "recommend", "replay", "replay_ops", "reproduce", "scale", "simulate",
+    "strategy", "sweep", "validate", "whatif",
+]  # fmt: skip
 """What `help(hdpsim)` shows."""
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.experiments.calibration.constants import value_of
 from hdpsim.experiments.calibration.fit import Fit
 from hdpsim.experiments.calibration.stage import LeftOut, Stage
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots.runs import plot_error_shares
 from hdpsim.experiments.validation.order import error_summary
 
@@ -76,23 +77,19 @@ def calibration_document(stages: Sequence[Stage], *, file: str, gpu: Gpu, writte
     )
 
 
-def _files(stage: Stage, row: Row) -> Iterator[OutputFile]:
-    """The constants as a table, and errors before and after as a figure."""
-    yield OutputFile(
-        f"constants_{stage.kind}.csv",
-        lambda: [{name: value for name, value in one.items() if name != "tied"} for one in row["constants"]],
-        "One row per fitted constant: value at the start, fitted, half width of its 95 % interval, what is allowed.",
-    )
+def _files(stage: Stage, row: Row) -> tuple[OutputFile, ...]:
     series = {"at the start": stage.before, "cross-validated": stage.cross_validated}
     series |= {"fitted": stage.found.residuals} if stage.found else {}
-    yield OutputFile(
-        f"errors_{stage.kind}",
-        lambda: plot_error_shares(
+    contents: dict[str, Callable[[], object]] = {
+        f"constants_{stage.kind}.csv": lambda: [
+            {name: value for name, value in one.items() if name != "tied"} for one in row["constants"]
+        ],
+        f"errors_{stage.kind}": lambda: plot_error_shares(
             {name: np.abs(np.expm1(errors)) for name, errors in series.items()},
             title=f"Errors before and after, {len(stage.samples)} {_noun(stage)}",
         ),
-        "Share of the measurements predicted within an error: before, fitted, and with their own part left out.",
-    )
+    }
+    return files_of("calibrate", contents)
 
 
 def _stage(stage: Stage) -> Row:
@@ -139,8 +136,7 @@ def _constants(found: Fit, stage: Stage) -> list[Row]:
             "value": float(value) if stage.taken else value_of(stage.base, constant.name),
             "fitted": float(value),
             "half_width": float(half),
-            "low": constant.low,
-            "high": constant.high,
+            **attributes(constant, "low high"),
             "at_bound": bool(min(value - constant.low, constant.high - value) < AT_BOUND * constant.span),
             "tied": list(constant.tied),
         }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import HOUR_S, format_quantity
 from hdpsim.experiments.output.amounts import large_amount, tokens_with_interval
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of, interval
+from hdpsim.experiments.output.document import Column, Document, Table, facts, files_of, interval
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots import campaign as plots_of_campaign
 from hdpsim.experiments.output.plots.style import PALETTE, readable_name
@@ -37,17 +38,11 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         if name != "training"
     }
     causes = {name: (value.mean, value.half_width) for name, value in study.restarts_by_cause().items()}
-    tables = (
-        *files_of("campaign", {"accounts.csv": lambda: _account_rows(study)}),
-        OutputFile(
-            "incidents.csv",
-            lambda: _incident_rows(study),
-            "Every restart of every run and what it cost.",
-            columns=("run", *(field.name for field in dataclasses.fields(Incident))),
-        ),
-        *files_of("campaign", {"tokens.csv": lambda: _token_rows(study)}),
-    )
-    figures: dict[str, Callable[[], object]] = {
+    incidents = ("run", *(field.name for field in dataclasses.fields(Incident)))
+    contents: dict[str, Callable[[], object]] = {
+        "accounts.csv": lambda: _account_rows(study),
+        "incidents.csv": lambda: _incident_rows(study),
+        "tokens.csv": lambda: _token_rows(study),
         "lost_tokens": lambda: plots_of_campaign.plot_lost_tokens(
             [(result.curve_s, result.curve_tokens) for result in study.results],
             setup.tokens_per_step / setup.step_s,
@@ -75,7 +70,7 @@ def campaign_document(scenario: Scenario, study: CampaignStudy) -> Document:
         notes=campaign_remarks(study),
         scenario_of_run=study.scenario,
         bands=(study.plan.undisturbed.band,),
-        files=(*tables, *files_of("campaign", figures)),
+        files=files_of("campaign", contents, incidents=incidents),
     )
 
 
@@ -215,8 +210,7 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
             "ettr": plan.closed_form_ettr,
             "valid": plan.closed_form_valid,
             "mtbf_s": plan.expected_mtbf_s,
-            "restart_s": plan.restart_s,
-            "interval_s": plan.interval_s,
+            **attributes(plan, "restart_s interval_s"),
         },
         "inputs": {**inputs, "step_source": plan.step_note, "checkpoint_bytes": plan.size},
         "fidelity": band and band.document(plan.undisturbed.seconds),
@@ -230,16 +224,10 @@ def campaign_json(study: CampaignStudy) -> dict[str, Any]:
         },
         "runs": [
             {
-                "ettr": result.ettr,
-                "goodput": result.goodput,
-                "tokens": result.tokens,
-                "steps": result.steps,
+                **attributes(result, "ettr goodput tokens steps"),
                 "restarts": len(result.incidents),
                 "unplanned_restarts": result.failures,
-                "evictions": result.evictions,
-                "false_evictions": result.false_evictions,
-                "overlooked": result.overlooked,
-                "least_spares": result.least_spares,
+                **attributes(result, "evictions false_evictions overlooked least_spares"),
                 "restarts_by_cause": result.restarts,
                 "account_s": result.account_s,
             }

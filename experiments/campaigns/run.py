@@ -16,7 +16,7 @@ from hdpsim.experiments.campaigns.setup import CampaignPlan, plan_campaign
 from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.parallel.pool import worker_pool
-from hdpsim.experiments.studies.comparing.compare import Report, silent
+from hdpsim.experiments.studies.comparing.compare import Report, reported, silent
 from hdpsim.experiments.studies.money import Costs, Target, price_of
 from hdpsim.experiments.studies.power import Power, waiting_power
 from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
@@ -207,11 +207,8 @@ def _run(
 ) -> CampaignStudy:
     plan = plan_campaign(scenario, known=known)
     setups = [replace(plan.setup, seed=(plan.seed, number)) for number in range(plan.seeds)]
-    results = []
-    for result in _all(setups, workers):
-        results.append(result)
-        report(len(results), len(setups))
-    return CampaignStudy(scenario=scenario, plan=plan, results=tuple(results))
+    results = tuple(reported(_all(setups, workers), report, len(setups)))
+    return CampaignStudy(scenario=scenario, plan=plan, results=results)
 
 
 def _all(setups: Sequence[CampaignSetup], workers: int) -> Iterator[CampaignResult]:

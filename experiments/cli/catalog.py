@@ -22,111 +22,76 @@ def catalog() -> None:
     """List the shipped models, GPUs, clusters and software stacks."""
 
 
-_one = click.argument("name", required=False)
+_ENTRIES: dict[Kind, str] = {
+    "model": "Models: the shapes of transformers",
+    "gpu": "GPUs: dense peak rates, memory, links",
+    "node": "Nodes: GPUs of one NVLink domain, their NICs and host memory",
+    "cluster": "Clusters: nodes on a fabric",
+}
+"""What the commands of the hardware and of the models list."""
 
 
-@catalog.command("models")
-@_one
-@json_option
-def models(name: str | None, as_json: bool) -> None:
-    """Models: the shapes of transformers; with NAME the entry, with its sources."""
+def _columns(kind: Kind) -> tuple[Column[Any], ...]:
+    from hdpsim.cost_models.reading.units import format_quantity
     from hdpsim.experiments.output.document import Column
 
-    _show_entries(
-        as_json,
-        "model",
-        name,
-        Column("name", heading="model"),
-        Column("layers"),
-        Column("hidden", format=","),
-        Column("", lambda model: f"{model.heads}/{model.kv_heads}", heading="heads/kv"),
-        Column("ffn_hidden", heading="ffn", format=","),
-        Column("vocab", format=","),
-        Column(
-            "",
-            lambda model: f"{model.experts} top {model.top_k}" if model.experts else None,
-            heading="experts",
+    def quantity(name: str, heading: str, dimension: str) -> Column[Any]:
+        return Column(name, heading=heading, format=lambda value: format_quantity(value, dimension))
+
+    def of_fabric(heading: str, words: str) -> Column[Any]:
+        return Column("", lambda cluster: words.format(cluster.fabric), heading=heading)
+
+    columns: dict[Kind, tuple[Column[Any], ...]] = {
+        "model": (
+            Column("layers"), Column("hidden", format=","),
+            Column("", lambda model: f"{model.heads}/{model.kv_heads}", heading="heads/kv"),
+            Column("ffn_hidden", heading="ffn", format=","), Column("vocab", format=","),
+            Column("", lambda model: f"{model.experts} top {model.top_k}" if model.experts else None,
+                   heading="experts"),
+            Column("", _hybrid, heading="hybrid"),
         ),
-        Column("", _hybrid, heading="hybrid"),
-    )
+        "gpu": (
+            quantity("bf16_flop_per_s", "bf16", "flop_rate"), quantity("fp8_flop_per_s", "fp8", "flop_rate"),
+            quantity("hbm_bytes", "HBM", "bytes"), quantity("hbm_bytes_per_s", "HBM rate", "bandwidth"),
+            quantity("nvlink_bytes_per_s", "NVLink", "bandwidth"),
+            quantity("host_link_bytes_per_s", "host link", "bandwidth"), Column("calibration"),
+        ),
+        "node": (
+            Column("", lambda node: f"{node.gpus} x {node.gpu.name}", heading="GPUs"),
+            Column("", lambda node: f"{node.nics} x {node.nic_bytes_per_s * 8 / 1e9:g} Gbit/s", heading="NICs"),
+            quantity("host_memory_bytes", "host memory", "bytes"),
+        ),
+        "cluster": (
+            Column("gpus", heading="GPUs", format=","),
+            Column("", lambda cluster: f"{cluster.nodes:,} x {cluster.node.name}", heading="nodes"),
+            of_fabric("fabric", "{0.kind}"),
+            of_fabric("shape", "{0.nodes_per_block} nodes/block, {0.blocks_per_pod} blocks/pod"),
+            of_fabric("oversubscription", "{0.leaf_oversubscription:g}:1, {0.spine_oversubscription:g}:1"),
+        ),
+    }  # fmt: skip
+    return (Column("name", heading="GPU" if kind == "gpu" else kind), *columns[kind])
 
 
-@catalog.command("gpus")
-@_one
-@json_option
-def gpus(name: str | None, as_json: bool) -> None:
-    """GPUs: dense peak rates, memory, links; with NAME the entry, with its sources."""
-    from functools import partial
+def _command(kind: Kind) -> None:
+    @catalog.command(f"{kind}s", help=f"{_ENTRIES[kind]}; with NAME the entry, with its sources.")
+    @click.argument("name", required=False)
+    @json_option
+    def shown(name: str | None, as_json: bool) -> None:
+        from hdpsim.cost_models.hardware import catalog as entries
 
-    from hdpsim.cost_models.reading.units import format_quantity
-    from hdpsim.experiments.output.document import Column
-
-    flop_rate, size, rate = (
-        partial(format_quantity, dimension=dimension) for dimension in ("flop_rate", "bytes", "bandwidth")
-    )
-    _show_entries(
-        as_json,
-        "gpu",
-        name,
-        Column("name", heading="GPU"),
-        Column("bf16_flop_per_s", heading="bf16", format=flop_rate),
-        Column("fp8_flop_per_s", heading="fp8", format=flop_rate),
-        Column("hbm_bytes", heading="HBM", format=size),
-        Column("hbm_bytes_per_s", heading="HBM rate", format=rate),
-        Column("nvlink_bytes_per_s", heading="NVLink", format=rate),
-        Column("host_link_bytes_per_s", heading="host link", format=rate),
-        Column("calibration"),
-    )
+        if name is not None and not as_json:
+            say(entries.written(kind, name), nl=False)
+            return
+        names = entries.names(kind) if name is None else (name,)
+        _show(as_json, [getattr(entries, kind)(each) for each in names], *_columns(kind))
 
 
-@catalog.command("nodes")
-@_one
-@json_option
-def nodes(name: str | None, as_json: bool) -> None:
-    """Nodes: GPUs of one NVLink domain, their NICs and host memory; with NAME the entry, with its sources."""
-    from hdpsim.cost_models.reading.units import format_quantity
-    from hdpsim.experiments.output.document import Column
-
-    _show_entries(
-        as_json,
-        "node",
-        name,
-        Column("name", heading="node"),
-        Column("", lambda node: f"{node.gpus} x {node.gpu.name}", heading="GPUs"),
-        Column("", lambda node: f"{node.nics} x {node.nic_bytes_per_s * 8 / 1e9:g} Gbit/s", heading="NICs"),
-        Column("", lambda node: format_quantity(node.host_memory_bytes, "bytes"), heading="host memory"),
-    )
-
-
-@catalog.command("clusters")
-@_one
-@json_option
-def clusters(name: str | None, as_json: bool) -> None:
-    """Clusters: nodes on a fabric; with NAME the entry, with its sources."""
-    from hdpsim.experiments.output.document import Column
-
-    def shape(cluster: Any) -> str:
-        return f"{cluster.fabric.nodes_per_block} nodes/block, {cluster.fabric.blocks_per_pod} blocks/pod"
-
-    def oversubscription(cluster: Any) -> str:
-        fabric = cluster.fabric
-        return f"{fabric.leaf_oversubscription:g}:1, {fabric.spine_oversubscription:g}:1"
-
-    _show_entries(
-        as_json,
-        "cluster",
-        name,
-        Column("name", heading="cluster"),
-        Column("gpus", heading="GPUs", format=","),
-        Column("", lambda cluster: f"{cluster.nodes:,} x {cluster.node.name}", heading="nodes"),
-        Column("", lambda cluster: cluster.fabric.kind, heading="fabric"),
-        Column("", shape, heading="shape"),
-        Column("", oversubscription, heading="oversubscription"),
-    )
+for _kind in _ENTRIES:
+    _command(_kind)
 
 
 @catalog.command("software")
-@_one
+@click.argument("name", required=False)
 @json_option
 def software(name: str | None, as_json: bool) -> None:
     """Software stacks: what each does by default, since when, and who says so.
@@ -203,17 +168,6 @@ def _hybrid(model: Any) -> str | None:
     if not model.layer_pattern:
         return None
     return ", ".join(f"{count} {LETTER_OF[kind]}" for kind, count in layer_counts(model))
-
-
-def _show_entries(as_json: bool, kind: Kind, name: str | None, *columns: Column[Any]) -> None:
-    """All entries of a kind, or the one of that name as it is written."""
-    from hdpsim.cost_models.hardware import catalog
-
-    if name is not None and not as_json:
-        say(catalog.written(kind, name), nl=False)
-        return
-    names = catalog.names(kind) if name is None else (name,)
-    _show(as_json, [getattr(catalog, kind)(each) for each in names], *columns)
 
 
 def _show(

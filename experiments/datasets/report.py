@@ -10,6 +10,7 @@ import numpy as np
 
 from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.experiments.output.document import Document, OutputFile, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
@@ -71,9 +72,7 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
     throughput = replay.throughput
     empty = not replay.steps
     return {
-        "source": replay.source,
-        "partial": replay.partial,
-        "stopped": replay.stopped,
+        **attributes(replay, "source partial stopped"),
         "error": None if replay.error is None else str(replay.error),
         "steps": len(replay.steps),
         "tokens": throughput.tokens,
@@ -87,13 +86,9 @@ def replay_json(replay: DatasetReplay) -> dict[str, Any]:
         "mfu_full": None if empty else _weighted(replay, "mfu_full"),
         "fidelity": replay.band and replay.band.document(throughput.seconds / len(replay.steps)),
         "training": None if empty else training_of(replay).document(),
-        "account_s": replay.account_s,
-        "startup_s": replay.startup_s,
+        **attributes(replay, "account_s startup_s"),
         "waited_s": None if empty else sum(step.waited_s for step in replay.steps) / len(replay.steps),
-        "left_out_tokens": replay.left_out_tokens,
-        "waiting_tokens": replay.waiting_tokens,
-        "dropped_tokens": replay.dropped_tokens,
-        "truncated_tokens": replay.truncated_tokens,
+        **attributes(replay, "left_out_tokens waiting_tokens dropped_tokens truncated_tokens"),
         "longer_than_context": replay.long.document(),
         "per_step": {name: [getattr(step, name) for step in replay.steps] for name in _SERIES},
     }
@@ -173,14 +168,8 @@ def plot_replay(replay: DatasetReplay) -> Figure:
     half = np.array([np.nan if step.mean_ci95 is None else step.mean_ci95 for step in replay.steps])
     kept = np.unique(np.linspace(0, len(number) - 1, min(MOST_DOTS, len(number))).round().astype(int))
     with figure_and_axes(10.5, 4.2, 1, 2) as (figure, (left, right)):
-        left.plot(
-            number[kept],
-            each[kept],
-            ".",
-            color=PALETTE[5],
-            markersize=3 if len(kept) > 100 else 6,
-            label="step",
-        )
+        size = 3 if len(kept) > 100 else 6
+        left.plot(number[kept], each[kept], ".", color=PALETTE[5], markersize=size, label="step")
         left.fill_between(
             number, np.maximum(mean - half, 0.0), mean + half, color=PALETTE[0], alpha=0.22, linewidth=0,
             label="95 % confidence of the mean",
@@ -188,15 +177,11 @@ def plot_replay(replay: DatasetReplay) -> Figure:
         left.plot(number, mean, color=PALETTE[0], linewidth=1.6, label="mean of all steps so far")
         low, high = float(each.min()), float(each.max())
         edge = 0.08 * (high - low) or 0.05 * high
+        # room for the legend; the axis need not begin at 0
         left.set(
-            ylim=(
-                max(low - 3.0 * edge, 0.0),
-                high + edge,
-            ),  # room for the legend; the axis need not begin at 0
-            xlabel="step",
-            ylabel="throughput (tokens/s)",
-            title="Throughput" + (" (partial)" if replay.partial else ""),
+            xlabel="step", ylabel="throughput (tokens/s)", ylim=(max(low - 3.0 * edge, 0.0), high + edge)
         )
+        left.set_title("Throughput" + (" (partial)" if replay.partial else ""))
         left.grid(axis="y", color=GRID, linewidth=0.7)
         count_axis(left.yaxis)
         left.legend(loc="lower right")

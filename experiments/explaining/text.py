@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.explaining.explain import find_term, term_names
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.studies.step_report import headline
 
@@ -40,7 +40,7 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
                 {"time_breakdown": partial(plot_time_breakdown, {explanation["strategy"]: seconds_of})},
             ),
         )
-    products: tuple[OutputFile, ...] = ()
+    contents: dict[str, Callable[[], object]] = {}
     found = find_term(explanation, term)
     total = found["term"]
     blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, total))]
@@ -49,21 +49,16 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
         blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
     elif total["products"]:
         blocks.append(product_table(total))
-        products = files_of("explain", {"products.csv": partial(product_table, total)})
+        contents["products.csv"] = partial(product_table, total)
+    contents["inputs.csv"] = lambda: list(
+        input_rows(total["calls"] if found["part"] is None else found["parts"])
+    )
     return Document(
         kind="",
         payload={**explanation, "terms": [total], "parts": found["parts"]},
         head=head,
         blocks=tuple(blocks),
-        files=(
-            *products,
-            OutputFile(
-                "inputs.csv",
-                lambda: list(input_rows(total["calls"] if found["part"] is None else found["parts"])),
-                "What went in: every number, constant and result of every function that priced the term.",
-                columns=_INPUT,
-            ),
-        ),
+        files=files_of("explain", contents, inputs=_INPUT),
     )
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, files_of
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 
 if TYPE_CHECKING:
     from hdpsim.arrays import Floats
@@ -27,6 +28,28 @@ def _kind(links: Links, kind: LinkKind, carried: Floats, end_s: float) -> dict[s
         "busy_share": float(busy.max()),
         "hottest": links.name(numbers.start + int(busy.argmax())),
     }
+
+
+_Row = dict[str, Any]
+_OF_KINDS: tuple[Column[_Row], ...] = (
+    Column("kind"),
+    Column("links", heading="carry anything", format=","),
+    Column("mean_busy_share", heading="mean busy", format=".0%"),
+    Column("busy_share", heading="hottest", format=".0%"),
+    Column("hottest", heading="which is", left=True),
+)
+_OF_LINKS: tuple[Column[_Row], ...] = (
+    Column("link"),
+    Column("busy_share", heading="busy", format=".0%"),
+    Column("", lambda row: row["bytes"] / 1e9, heading="GB", format=",.2f"),
+    Column("", lambda row: row["capacity_bytes_per_s"] / 1e9, heading="of GB/s", format=",.1f"),
+)
+_OF_COLLISIONS: tuple[Column[_Row], ...] = (
+    Column("link"),
+    Column("activity", left=True),
+    Column("met", left=True, missing="(nobody: paused, or down)"),
+    Column("", lambda row: 1e3 * row["lost_s"], heading="lost ms", format=",.2f"),
+)
 
 
 def flows_document(trial: Trial, top: int) -> Document:
@@ -58,58 +81,19 @@ def flows_document(trial: Trial, top: int) -> Document:
         "slowed_activities": int((record.lost_s > 1e-9 * trial.took_s).sum()),
     }
     fabric = cluster.fabric
-    milliseconds = 1e3
     return Document(
         kind="",
         head=f"{cluster.name}: {cluster.gpus:,} x {cluster.gpu.name}, {fabric.kind}, routing {fabric.routing}, "
         f"congestion control {fabric.congestion_control}; {trial.pattern}, {trial.size_bytes / 1e9:g} GB",
         blocks=(
-            Table(
-                title="Links by kind",
-                columns=(
-                    Column("kind"),
-                    Column("links", heading="carry anything", format=","),
-                    Column("mean_busy_share", heading="mean busy", format=".0%"),
-                    Column("busy_share", heading="hottest", format=".0%"),
-                    Column("hottest", heading="which is", left=True),
-                ),
-                rows=kinds,
-            ),
-            Table(
-                title="Hottest links",
-                columns=(
-                    Column("link"),
-                    Column("busy_share", heading="busy", format=".0%"),
-                    Column("", lambda row: row["bytes"] / 1e9, heading="GB", format=",.2f"),
-                    Column(
-                        "", lambda row: row["capacity_bytes_per_s"] / 1e9, heading="of GB/s", format=",.1f"
-                    ),
-                ),
-                rows=hottest,
-            ),
-            *(
-                (
-                    Table(
-                        title="Who met whom",
-                        columns=(
-                            Column("link"),
-                            Column("activity", left=True),
-                            Column("met", left=True, missing="(nobody: paused, or down)"),
-                            Column(
-                                "", lambda row: row["lost_s"] * milliseconds, heading="lost ms", format=",.2f"
-                            ),
-                        ),
-                        rows=collisions,
-                    ),
-                )
-                if collisions
-                else ()
-            ),
+            Table(title="Links by kind", columns=_OF_KINDS, rows=kinds),
+            Table(title="Hottest links", columns=_OF_LINKS, rows=hottest),
+            *((Table(title="Who met whom", columns=_OF_COLLISIONS, rows=collisions),) if collisions else ()),
         ),
         notes=(
             f"{times['activities']:,} {'groups' if trial.group > 1 else 'flows'}: the slowest takes "
-            f"{end_s * milliseconds:,.2f} ms, the mean {times['mean_s'] * milliseconds:,.2f} ms; alone "
-            f"{times['alone_s'] * milliseconds:,.2f} and {times['mean_alone_s'] * milliseconds:,.2f} ms. "
+            f"{1e3 * end_s:,.2f} ms, the mean {1e3 * times['mean_s']:,.2f} ms; alone "
+            f"{1e3 * times['alone_s']:,.2f} and {1e3 * times['mean_alone_s']:,.2f} ms. "
             f"{times['slowed_activities']:,} are slowed by others.",
             "Time on the wire, without latencies. Busy: share of what the link could have carried until the slowest "
             "ended.",
@@ -117,21 +101,15 @@ def flows_document(trial: Trial, top: int) -> Document:
         payload={
             "cluster": cluster.name,
             "gpus": cluster.gpus,
-            "pattern": trial.pattern,
-            "group": trial.group,
-            "size_bytes": trial.size_bytes,
+            **attributes(trial, "pattern group size_bytes"),
             **times,
             "kinds": kinds,
             "links": hottest,
             "collisions": collisions,
         },
-        files=(
-            *files_of("flows", {"links.csv": lambda: hottest, "kinds.csv": lambda: kinds}),
-            OutputFile(
-                "collisions.csv",
-                lambda: collisions,
-                "Who lost most, to whom, on which link.",
-                columns=("link", "activity", "met", "lost_s"),
-            ),
+        files=files_of(
+            "flows",
+            {"links.csv": lambda: hottest, "kinds.csv": lambda: kinds, "collisions.csv": lambda: collisions},
+            collisions=("link", "activity", "met", "lost_s"),
         ),
     )

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.other_tools.options import Option, Unread
@@ -56,24 +57,14 @@ def read_flags(text: str, where: str) -> tuple[Option, ...]:
 
 
 def _statements(text: str, where: str) -> Iterator[list[_Word]]:
-    """The words of every statement; an array is one word that holds others."""
-    reader = _Reader(text, where)
+    """The words of every statement."""
     words: list[_Word] = []
-    while reader.place < len(text):
-        character = text[reader.place]
-        if character in _ENDS:
-            reader.skip()
-            if words:
-                yield words
+    for word in chain(_Reader(text, where).words(), [None]):
+        if word is not None:
+            words.append(word)
+        elif words:
+            yield words
             words = []
-        elif character.isspace() or text.startswith("\\\n", reader.place):
-            reader.skip(1 if character.isspace() else 2)
-        elif character == "#":
-            reader.comment()
-        else:
-            words.append(reader.word())
-    if words:
-        yield words
 
 
 class _Reader:
@@ -103,7 +94,8 @@ class _Reader:
             if character in ends or character.isspace() or self.text.startswith("\\\n", self.place):
                 break
             if ends == _ENDS and character == "(" and _ASSIGNMENT.fullmatch(word.raw):
-                word.array = self._array()
+                self.skip()
+                word.array = [one for one in self.words(")") if one is not None]
                 break
             if character in "'\"":
                 self._quoted(word)
@@ -116,24 +108,25 @@ class _Reader:
                 word.pieces.append((self.skip(), False))
         return word
 
-    def _array(self) -> list[_Word]:
+    def words(self, closing: str = "") -> Iterator[_Word | None]:
+        """Words up to the *closing* mark, or to the end of the text; None where a statement ends."""
         start = self.line
-        self.skip()
-        words: list[_Word] = []
         while self.place < len(self.text):
             character = self.text[self.place]
-            if character == ")":
+            if character == closing:
                 self.skip()
-                return words
-            if character == "#":
+                return
+            if character in _ENDS:
+                self.skip()
+                yield None
+            elif character.isspace() or self.text.startswith("\\\n", self.place):
+                self.skip(1 if character.isspace() else 2)
+            elif character == "#":
                 self.comment()
-            elif character.isspace() or character in _ENDS:
-                self.skip()
-            elif self.text.startswith("\\\n", self.place):
-                self.skip(2)
             else:
-                words.append(self.word(ends=")"))
-        raise UserInputError(f"{self.where}:{start}: nobody closes the bracket of this array")
+                yield self.word(closing or _ENDS)
+        if closing:
+            raise UserInputError(f"{self.where}:{start}: nobody closes the bracket of this array")
 
     def _quoted(self, word: _Word) -> None:
         start, mark = self.line, self.skip()

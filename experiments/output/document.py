@@ -183,10 +183,24 @@ class OutputFile:
         return PurePosixPath(self.name).suffix == ""
 
 
-def files_of(group: str, contents: Mapping[str, Callable[[], Any]]) -> tuple[OutputFile, ...]:
-    """Files by their names; what each holds is said in experiments/data/files.yaml, in that group."""
+def files_of(
+    group: str, contents: Mapping[str, Callable[[], Any]], *, of: str = "", **columns: tuple[str, ...]
+) -> tuple[OutputFile, ...]:
+    """Files by their names; what each holds is said in experiments/data/files.yaml, in that group.
+
+    Args:
+        group: of the descriptions.
+        contents: what each file holds.
+        of: what these are about, which ends their names: a strategy, say.
+        **columns: of tables that may have no rows, by their names without the ending.
+    """
     words = meanings(group, "files")
-    return tuple(OutputFile(name, content, words[name]) for name, content in contents.items())
+    return tuple(
+        OutputFile(
+            f"{name}_{of}" if of else name, content, words[name], columns.get(name.partition(".")[0], ())
+        )
+        for name, content in contents.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,3 +42,8 @@ def plain(value: object, key: str = "") -> Any:
 
 def _below(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
+
+
+def attributes(of: object, names: str) -> dict[str, Any]:
+    """Attributes of an object by their *names*, which are separated by blanks."""
+    return {name: getattr(of, name) for name in names.split()}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hdpsim.arrays import Ints
-from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.document import Table, files_of
 from hdpsim.experiments.output.plots.style import format_count, format_tokens
 from hdpsim.experiments.papers.bytescale_case import case_study
 from hdpsim.experiments.papers.bytescale_figures.activity import activity, activity_jobs
@@ -152,8 +152,8 @@ def speedups(results: Results) -> Part:
         for strategy, errors in summary.items()
         if errors["count"]
     ]
-    file = OutputFile("speedups.csv", lambda: rows, "Speed-ups over the static mesh: paper, prediction.")
-    return Part(value={"records": rows, "summary": summary}, lines=lines, files=(file,))
+    files = files_of("reproduce", {"speedups.csv": lambda: rows})
+    return Part(value={"records": rows, "summary": summary}, lines=lines, files=files)
 
 
 def _rates(row: Mapping[str, FigureRow], key: str) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
-from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.document import Table, files_of
 from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes
 from hdpsim.experiments.papers.bytescale_figures.kernels import products_s
 from hdpsim.experiments.papers.bytescale_steps import (
@@ -92,11 +93,11 @@ def case_study(results: Results) -> Part:
         f"Communication of a packed micro-batch at CP 256: {packed.transfer_share:.1%} of a layer's forward "
         f"(paper {PAPER['communication_share']:.1%}); {packed.exposed_share:.1%} is waiting and nothing else."
     )
-    words = "Figure 18c: seconds of forward and backward of every rank, heaviest batch"
-    files = (
-        OutputFile("ranks.csv", lambda: _rank_rows(busy_s), f"{words}."),
-        OutputFile("rank_times", lambda: _ranks_figure(busy_s), f"{words}, and the paper's range."),
-    )
+    contents: dict[str, Callable[[], object]] = {
+        "ranks.csv": partial(_rank_rows, busy_s),
+        "rank_times": partial(_ranks_figure, busy_s),
+    }
+    files = files_of("reproduce", contents)
     tables = (_times_table(value), _layer_table(value))
     return Part(value=value, tables=tables, lines=(line,), files=files, compared=list(_compared(value)))
 

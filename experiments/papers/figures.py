@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.document import OutputFile, Table
+from hdpsim.experiments.output.document import Table, files_of
 from hdpsim.experiments.output.plots.style import GRID, INK, PALETTE, figure_and_axes
 from hdpsim.experiments.papers.folder import AboutFigure
 from hdpsim.experiments.papers.report import FigureRow, Part, column
@@ -88,16 +88,12 @@ def figures_part(figures: Mapping[int, AboutFigure], rows: Sequence[FigureRow]) 
     notes += [
         f"Figure {row['figure']}, not compared: {reason}." for row in summary for reason in row["reasons"]
     ]
-    title, words = (
-        "All figures: paper and prediction",
-        "Every value of every figure: paper, prediction, error.",
-    )
-    file = OutputFile(f"{FIGURES}.csv", lambda: list(rows), words)
-    picture = OutputFile(FIGURES, lambda: _picture(by_figure), "Errors of all values, figure by figure.")
+    title = "All figures: paper and prediction"
+    contents = {"figures.csv": lambda: list(rows), "figures": lambda: _picture(by_figure)}
     return Part(
         value={"summary": summary, "records": list(rows)},
         tables=(Table(title=title, columns=columns, rows=summary, notes=tuple(notes)),),
-        files=(file, picture),
+        files=files_of("reproduce", contents),
     )
 
 

@@ -175,11 +175,8 @@ def _startup_figure(rows: list[FigureRow]) -> Figure:
         axes.set_yticks(range(len(rows)), [f"{row['gpus']:,} GPUs, {row['method']}" for row in rows])
         axes.set_xscale("log")
         count_axis(axes.xaxis)
-        axes.set(
-            xlabel="group initialisation (s)",
-            ylim=(len(rows) - 0.5, -0.5),
-            title="Time to make communication groups",
-        )
+        axes.set(xlabel="group initialisation (s)", title="Time to make communication groups")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.legend(loc="lower right")
     return figure

@@ -23,7 +23,7 @@ from hdpsim.experiments.papers.figures import FIGURES, asked_figures, compared, 
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 from hdpsim.experiments.papers.report import FigureRow, Part, record_files, records_table
 from hdpsim.experiments.parallel.pool import worker_pool
-from hdpsim.experiments.studies.comparing.compare import silent
+from hdpsim.experiments.studies.comparing.compare import reported, silent
 from hdpsim.experiments.validation.order import error_of, error_summary
 from hdpsim.simulator.setup import Setup
 
@@ -202,18 +202,12 @@ def run_jobs(jobs: Iterable[Job], report: Report, workers: int | None = None) ->
     """
     different = list(dict.fromkeys(jobs))
     processes = min(workers or WORKERS, os.cpu_count() or 1, len(different))
-    found: dict[Job, Any] = {}
     if processes <= 1:
-        for done, job in enumerate(different, start=1):
-            found[job] = job.run()
-            report(done, len(different))
-        return found
+        return {job: job.run() for job in reported(different, report, len(different))}
     with worker_pool(processes) as pool:
         futures = {pool.submit(job.run): job for job in different}
-        for done, future in enumerate(as_completed(futures), start=1):
-            found[futures[future]] = future.result()
-            report(done, len(different))
-    return found
+        finished = reported(as_completed(futures), report, len(different))
+        return {futures[future]: future.result() for future in finished}
 
 
 def _record(folder: PaperFolder, cell: PublishedFigure, prediction: FigureRow) -> FigureRow:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.experiments.output.document import Column, OutputFile, Table, flat_rows
+from hdpsim.experiments.output.document import Column, OutputFile, Table, files_of, flat_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots.style import format_count, format_tokens
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
@@ -114,9 +114,7 @@ def record_files(
 ) -> list[OutputFile]:
     """The records as a table, all of them as a scatter plot, and against their x axis."""
     words, figure = folder.setup["cells"], folder.setup["figure"]
-    files = [
-        OutputFile("records.csv", lambda: flat_rows(records), "One row per cell: paper, prediction, error.")
-    ]
+    contents: dict[str, Callable[[], object]] = {"records.csv": lambda: flat_rows(records)}
     pairs = zip(cells, records, strict=True)
     ran = [r for cell, r in pairs if cell.unit == figure["unit"] and r["predicted"] is not None]
     by_series = {
@@ -129,19 +127,14 @@ def record_files(
     }
     if points:
         title = f"{folder.setup['title']}, {words['place']}"
-        files.append(
-            OutputFile(
-                "paper_against_prediction",
-                lambda: plots.plot_paper_against_prediction(
-                    points, quantity=_QUANTITIES[figure["unit"]], title=title
-                ),
-                "Every cell with a measurement: prediction over measurement.",
-            )
+        contents["paper_against_prediction"] = lambda: plots.plot_paper_against_prediction(
+            points, quantity=_QUANTITIES[figure["unit"]], title=title
         )
     by_figure: dict[str, list[FigureRow]] = {}
     for record in ran:
         by_figure.setdefault(figure["name"].format(**record), []).append(record)
-    return [*files, *(_lines_file(folder, name, rows) for name, rows in by_figure.items())]
+    lines = (_lines_file(folder, name, rows) for name, rows in by_figure.items())
+    return [*files_of("reproduce", contents), *lines]
 
 
 def _lines_file(folder: PaperFolder, name: str, records: Sequence[FigureRow]) -> OutputFile:

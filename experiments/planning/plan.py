@@ -15,6 +15,7 @@ from hdpsim.experiments.other_tools.exporter import Exported
 from hdpsim.experiments.output.amounts import memory_of, span
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.files.out_file import write_whole
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.planning.plots import plot_front
 from hdpsim.experiments.planning.search.evaluation import (
     GPU_MEMORY,
@@ -178,14 +179,8 @@ def plan_document(scenario: Scenario, found: Found, tokens: float | None = None)
             "candidates": rows,
             "pareto": [_figures(one) for one in pareto],
             "refused": dict(found.refused.most_common()),
-            "outrun": found.outrun,
-            "searched": found.searched,
-            "headroom": found.headroom,
+            **attributes(found, "outrun searched headroom set_aside complete seconds objective"),
             "fits_on_paper": [_figures(one) for one in found.on_paper],
-            "set_aside": found.set_aside,
-            "complete": found.complete,
-            "seconds": found.seconds,
-            "objective": found.objective,
             "own": None if found.own is None else _figures(found.own),
         },
         blocks=(table, why(found), front_data, refused_table(found)),
@@ -217,14 +212,12 @@ def _figures(one: Evaluated) -> dict[str, Any]:
         "words": words_of(one),
         "gpus": one.setup.cluster.gpus,
         "gpu": one.setup.cluster.gpu.name,
-        "tokens_per_s": one.tokens_per_s,
-        "step_s": one.step_s,
+        **attributes(one, "tokens_per_s step_s"),
         "memory_gib": one.memory.total_bytes / _GIB,
         "headroom_gib": one.headroom_bytes / _GIB,
         "fits_probability": fits_probability(one.memory),
         "fits_on_paper_only": one.tight,
-        "usd_per_token": one.usd_per_token,
-        "joule_per_token": one.joule_per_token,
+        **attributes(one, "usd_per_token joule_per_token"),
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.recorded_jobs.plots import plot_attribution, plot_steps, plot_workers
 from hdpsim.simulator.recorded.graph import RecordedGraph
 from hdpsim.simulator.recorded.operations import COMPUTE, RecordedJob, is_kind
@@ -77,8 +78,7 @@ def headline(job: RecordedJob) -> str:
 def _job_json(graph: RecordedGraph) -> dict[str, Any]:
     job = graph.job
     return {
-        "name": job.name,
-        "gpus": job.gpus,
+        **attributes(job, "name gpus"),
         "dp_size": job.data_parallel,
         "pp_size": job.stages,
         "vpp_size": job.chunks,

@@ -37,19 +37,9 @@ _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bp
 _GPUS_OF_A_SERVER = 8
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
 _SCHEDULES = {
-    "ZB-1p": "zb-h1",
-    "ZB-2p": "zb-h2",
-    "ZB-H2": "zb-h2",
-    "ZB-H1": "zb-h1",
-    "ZB-V": "zb-v",
-    "ZBV": "zb-v",
-    "ZBVZeroBubble": "zb-v",
-    "DualPipe": "dualpipe",
-    "DualPipeV": "zb-v",
-}
-"""Names of schedules as frameworks write them -> of Layout. ZB-1p keeps 1F1B's memory, as ZB-H1 does,
-ZB-2p twice as much, as ZB-H2 does. DualPipeV is ZB-V with forwards and backwards paired, where experts' traffic hides
-("DualPipe could be better without the Dual", Sea AI Lab)."""
+    "ZB-1p": "zb-h1", "ZB-H1": "zb-h1", "ZB-2p": "zb-h2", "ZB-H2": "zb-h2", "ZB-V": "zb-v", "ZBV": "zb-v",
+    "ZBVZeroBubble": "zb-v", "DualPipe": "dualpipe", "DualPipeV": "zb-v",
+}  # fmt: skip
 Gauge = Literal["device", "reserved", "allocated"]
 """What is read: all of the GPU's memory in use, what PyTorch's allocator holds, or the tensors in it."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.experiments.output.amounts import large_amount
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.traces import Trace
 
 if TYPE_CHECKING:
@@ -81,12 +82,7 @@ class LongSequences:
 
     def document(self) -> dict[str, Any]:
         """As JSON data."""
-        return {
-            "policy": self.policy,
-            "context_tokens": self.context_tokens,
-            "sequences": self.sequences,
-            "share_of_tokens": self.share,
-        }
+        return attributes(self, "policy context_tokens sequences") | {"share_of_tokens": self.share}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +134,7 @@ class DataUse:
     def document(self) -> dict[str, Any]:
         """As JSON data."""
         return {
-            "source": self.source,
-            "batches": self.batches,
-            "tokens": self.tokens,
-            "round_tokens": self.round_tokens,
-            "repeated": self.repeated,
+            **attributes(self, "source batches tokens round_tokens repeated"),
             "rounds": None if self.round_tokens is None else self.rounds,
             "rounds_per_batch": None if self.round_tokens is None else self.rounds_per_batch,
             "longer_than_context": self.long.document(),
@@ -164,15 +156,9 @@ def _round_tokens(
     if not isinstance(source, Trace):
         return None
     lengths = source.lengths
-    match policy:
-        case "chunk":
-            return int(lengths.sum(dtype=np.int64))
-        case "truncate":
-            return int(np.minimum(lengths, context_tokens).sum(dtype=np.int64))
-        case "drop":
-            return int(lengths[lengths <= context_tokens].sum(dtype=np.int64))
-        case _:
-            assert_never(policy)
+    if policy == "drop":
+        lengths = lengths[lengths <= context_tokens]
+    return int((np.minimum(lengths, context_tokens) if policy == "truncate" else lengths).sum(dtype=np.int64))
 
 
 def data_use(

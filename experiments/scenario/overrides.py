@@ -17,22 +17,17 @@ from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.quoting import quoted
 from hdpsim.yaml_loader import YamlError, load_yaml
 
-_NAMED = {
-    "model": "like",
-    "cluster": "like",
-    "cluster.node": "like",
-    "cluster.node.gpu": "like",
-    "data.trace": "file",
+_NAMED = dict.fromkeys(("model", "cluster", "cluster.node", "cluster.node.gpu"), "like") | {
+    "data.trace": "file"
 }
 """Keys whose text stands for a whole mapping: setting a key below them refines the named thing."""
 
+_SAME_THING = (
+    ("data.trace", "data.distribution", "data.lengths"),
+    ("gpus", "cluster.gpus", "cluster.nodes"),
+)
 RIVALS: Mapping[str, tuple[str, ...]] = {
-    "data.trace": ("data.distribution", "data.lengths"),
-    "data.distribution": ("data.trace", "data.lengths"),
-    "data.lengths": ("data.trace", "data.distribution"),
-    "gpus": ("cluster.gpus", "cluster.nodes"),
-    "cluster.gpus": ("gpus", "cluster.nodes"),
-    "cluster.nodes": ("gpus", "cluster.gpus"),
+    key: tuple(other for other in keys if other != key) for keys in _SAME_THING for key in keys
 }
 """Keys that say the same thing in different ways: setting one replaces the others."""
 
@@ -65,13 +60,17 @@ def _value_text(key: str, value: object) -> str:
         return "none"  # the word of scenarios for it
     if not isinstance(plain, str | int | float):
         text = f"expected one value, got {quoted(repr(value))}; set its keys one by one"
-        raise ScenarioError(((key, text),), "overrides")
+        raise _wrong(key, text, "overrides")
     text = plain if isinstance(plain, str) else json.dumps(plain)
     with contextlib.suppress(YamlError):
         read = _scalar(text)
         if type(read) is type(plain) and read == plain:
             return text
     return json.dumps(plain)
+
+
+def _wrong(key: str, text: str, where: str = "--set") -> ScenarioError:
+    return ScenarioError(((key, text),), where)
 
 
 def parse_override(text: str) -> tuple[str, object]:
@@ -88,17 +87,13 @@ def parse_override(text: str) -> tuple[str, object]:
     key, equals, value_text = text.partition("=")
     key = key.strip()
     if not equals or not all(part.strip() for part in key.split(".")):
-        raise ScenarioError((("", f"expected key=value with a dotted key, got {quoted(text)}"),), "--set")
+        raise _wrong("", f"expected key=value with a dotted key, got {quoted(text)}")
     try:
         value = _scalar(value_text)
     except YamlError:
-        raise ScenarioError(
-            ((key, f"{quoted(value_text)} is not a YAML scalar; quote it"),), "--set"
-        ) from None
+        raise _wrong(key, f"{quoted(value_text)} is not a YAML scalar; quote it") from None
     if isinstance(value, Mapping | list):
-        raise ScenarioError(
-            ((key, f"expected one value, got {quoted(value_text)}; set its keys one by one"),), "--set"
-        )
+        raise _wrong(key, f"expected one value, got {quoted(value_text)}; set its keys one by one")
     return key, value
 
 
@@ -189,9 +184,7 @@ def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:
         other = homes.get(key)
         if other is not None:
             first, second = sorted((key, other))
-            raise ScenarioError(
-                ((first, f"contradicts {second}, which is set too; set one of them"),), "--set"
-            )
+            raise _wrong(first, f"contradicts {second}, which is set too; set one of them")
         homes |= dict.fromkeys(rivals(key, value), key)
 
 
@@ -209,7 +202,7 @@ def _put(document: dict[str, object], key: str, value: object) -> None:
         elif isinstance(inner, str) and dotted in _NAMED:
             below = {_NAMED[dotted]: inner}
         elif inner is not None:
-            raise ScenarioError(((key, f"{dotted} is {quoted(inner)}; it has no keys of its own"),), "--set")
+            raise _wrong(key, f"{dotted} is {quoted(inner)}; it has no keys of its own")
         keys[part] = below
         keys = below
     keys[leaf] = value

@@ -115,6 +115,10 @@ def _enum(options: Sequence[object]) -> dict[str, object]:
 _TOKENS = rf"\s*{quantity_pattern('tokens')}\s*(tokens)?\s*"
 
 
+def _as_list(value: Any) -> object:
+    return list(value)
+
+
 def shown(value: object) -> str:
     """*value* as the user may have written it in YAML."""
     if isinstance(value, bool):
@@ -128,65 +132,65 @@ def shown(value: object) -> str:
     return quoted(value)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected a text, got {shown(value)}")
-    return value
+def _expecting(
+    wanted: str, fits: Callable[[Any], object], read: Callable[[Any], Any] = lambda value: value, **more: Any
+) -> Parser:
+    """A parser of what *fits*; *wanted* says what that is."""
+
+    def parse(value: object) -> Any:
+        if not fits(value):
+            raise ValueError(f"expected {wanted}, got {shown(value)}")
+        return read(value)
+
+    return Parser(**{"words": wanted, **more}, read=parse)
 
 
-text = Parser(read=_text, words="a text", schema={"type": "string", "pattern": r"\S"})
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+text = _expecting("a text", _is_text, schema={"type": "string", "pattern": r"\S"})
 
 
 def text_of(mark: Text) -> Parser:
     """A text of that kind."""
-
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or not mark.fits(value):
-            raise ValueError(f"expected {mark.wanted}, got {shown(value)}")
-        return value
-
-    return Parser(read=parse, words="a text", schema=text.schema)
-
-
-def _reference(value: object) -> object:
-    """A catalog name, a path, or an inline mapping; looked up later, where paths are known."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, str) and value.strip():
-        return value
-    raise ValueError(f"expected a name, a path or a mapping, got {shown(value)}")
+    return _expecting(
+        mark.wanted,
+        lambda value: isinstance(value, str) and mark.fits(value),
+        words="a text",
+        schema=text.schema,
+    )
 
 
-reference = Parser(
-    read=_reference,
-    words="a name, a path or a mapping",
+reference = _expecting(
+    "a name, a path or a mapping",
+    lambda value: isinstance(value, Mapping) or _is_text(value),
+    lambda value: dict(value) if isinstance(value, Mapping) else value,
     schema={"anyOf": [text.schema, {"type": "object"}]},
 )
+"""A catalog name, a path, or an inline mapping; looked up later, where paths are known."""
 
 
 def some_of(options: tuple[str, ...]) -> Parser:
     """A parser of a list of these words, each at most once."""
 
-    def parse(value: object) -> tuple[str, ...]:
-        words = value if isinstance(value, list | tuple) else [value]
-        if any(word not in options for word in words) or len(set(map(str, words))) < len(words):
-            raise ValueError(f"expected a list of some of {', '.join(options)}, got {shown(value)}")
-        return tuple(map(str, words))
+    def listed(value: Any) -> tuple[Any, ...]:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
 
-    def dump(value: object) -> object:
-        return list(value)  # type: ignore[call-overload]
+    def fits(value: object) -> bool:
+        words = listed(value)
+        return all(word in options for word in words) and len(set(map(str, words))) == len(words)
 
     schema = {"anyOf": [_enum(options), {"type": "array", "items": _enum(options), "uniqueItems": True}]}
-    return Parser(read=parse, words=f"a list of some of {', '.join(options)}", schema=schema, dump=dump)
+    wanted = f"a list of some of {', '.join(options)}"
+    return _expecting(
+        wanted, fits, lambda value: tuple(map(str, listed(value))), schema=schema, dump=_as_list
+    )
 
 
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {shown(value)}")
-    return value
-
-
-boolean = Parser(read=_boolean, words="true or false", schema={"type": "boolean"}, choices=(True, False))
+boolean = _expecting(
+    "true or false", lambda value: isinstance(value, bool), schema={"type": "boolean"}, choices=(True, False)
+)
 
 
 def integer(allowed: Range) -> Parser:
@@ -206,24 +210,20 @@ def integer(allowed: Range) -> Parser:
 
 def one_of(values: tuple[int, ...]) -> Parser:
     """A parser of one of these whole numbers."""
-
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or value not in values:
-            raise ValueError(f"expected {' or '.join(map(str, values))}, got {shown(value)}")
-        return int(value)
-
-    return Parser(read=parse, words=" or ".join(map(str, values)), schema=_enum(values), choices=values)
+    return _expecting(
+        " or ".join(map(str, values)),
+        lambda value: not isinstance(value, bool) and value in values,
+        int,
+        schema=_enum(values),
+        choices=values,
+    )
 
 
 def number(allowed: Range) -> Parser:
     """A parser of numbers in a range."""
-
-    def parse(value: object) -> float:
-        if not allowed.holds(value):
-            raise ValueError(f"expected a number from {allowed}, got {shown(value)}")
-        return float(value)  # type: ignore[arg-type]  # checked in the line above
-
-    return Parser(read=parse, words=f"a number from {allowed}", schema=range_schema(allowed), limits=allowed)
+    return _expecting(
+        f"a number from {allowed}", allowed.holds, float, schema=range_schema(allowed), limits=allowed
+    )
 
 
 def choice(options: tuple[str, ...]) -> Parser:

@@ -10,6 +10,7 @@ import numpy as np
 from hdpsim.cost_models.hardware.prices import CostOptions, PriceRange, price_list
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.experiments.output.amounts import duration, large_amount, with_duration
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.statistics import Estimate, estimate_json
 from hdpsim.experiments.studies.power import Power, power_of
 
@@ -287,10 +288,8 @@ class Target:
             "seconds": estimate_json(self.seconds),
             "seconds_p10": self.between_s and self.between_s[0],
             "seconds_p90": self.between_s and self.between_s[1],
-            "gpu_hours": self.gpu_hours,
-            "usd": self.usd,
+            **attributes(self, "gpu_hours usd kwh"),
             "usd_range": self.costs.usd(self.tokens),
-            "kwh": self.kwh,
             "co2_kg": self.costs.co2_kg(self.tokens),
             "price": self.costs.price.document(),
         }

@@ -15,7 +15,7 @@ from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability, fits_words
 from hdpsim.experiments.output.amounts import memory_of
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts
-from hdpsim.experiments.output.json_data import plain
+from hdpsim.experiments.output.json_data import attributes, plain
 from hdpsim.experiments.output.plots.style import ACCOUNT_GROUPS, account_group, format_tokens, readable_name
 from hdpsim.experiments.output.statistics import FEWEST, estimate_json, with_interval
 from hdpsim.experiments.studies.links.cost_of_sharing import network_json
@@ -118,8 +118,7 @@ def outcome_json(
         "step_s": estimate_json(outcome.step_s),
         "tokens_per_s": estimate_json(tokens_per_s),
         "tokens_per_s_per_gpu": tokens_per_s.mean / first.gpus,
-        "mfu": outcome.mfu,
-        "mfu_full": outcome.mfu_full,
+        **attributes(outcome, "mfu mfu_full"),
         "tflops_per_gpu": flop_rates(outcome),
         "over_lower_bound": outcome.over_bound,
         "over_plan_ideal": outcome.over_plan_ideal,
@@ -157,8 +156,7 @@ def memory_json(report: MemoryReport) -> dict[str, Any]:
     document: dict[str, Any] = plain(report)
     return {
         **document,
-        "total_bytes": report.total_bytes,
-        "parts": report.parts,
+        **attributes(report, "total_bytes parts"),
         "fits_probability": fits_probability(report),
     }
 

@@ -209,31 +209,19 @@ def _series(
     shift = offset if named else 0.0
     spots = [place + shift for place in places]
     axes.errorbar(
-        spots,
-        heights,
-        yerr=np.transpose(reach) if np.any(reach) else None,
-        color=colour,
-        marker=marker_of(number),
-        markersize=5,
-        linestyle="none" if named else "-",
-        linewidth=1.6,
-        elinewidth=0.9,
-        capsize=2.5,
-    )
+        spots, heights, yerr=np.transpose(reach) if np.any(reach) else None, color=colour, marker=marker_of(number),
+        markersize=5, linestyle="none" if named else "-", linewidth=1.6, elinewidth=0.9, capsize=2.5,
+    )  # fmt: skip
     if missing:
+        below = offset_copy(
+            axes.get_xaxis_transform(),
+            axes.get_figure(root=True),
+            y=-_BELOW_PT * (number + 1),
+            units="points",
+        )
+        places = [place + shift for place in missing]
         axes.plot(
-            [place + shift for place in missing],
-            [0.0] * len(missing),
-            "x",
-            color=colour,
-            markersize=6,
-            transform=offset_copy(
-                axes.get_xaxis_transform(),
-                axes.get_figure(root=True),
-                y=-_BELOW_PT * (number + 1),
-                units="points",
-            ),
-            clip_on=False,
+            places, np.zeros(len(places)), "x", color=colour, markersize=6, transform=below, clip_on=False
         )
 
 

@@ -71,7 +71,7 @@ def _fastest(run: SweepRun) -> dict[str, CellResult]:
 
 
 def _rate(result: CellResult) -> float:
-    return float(_at(result.result or {}, "tokens_per_s", "mean"))
+    return float(_below(result.result, "tokens_per_s.mean"))
 
 
 def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estimate | None:
@@ -86,46 +86,39 @@ def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estima
     return ratio_of_sums((tokens, its_seconds), (seconds, its_tokens), independent=not repeated)
 
 
+_FIGURES = {
+    "step_s": "step_s.mean", "step_s_ci95": "step_s.ci95_half_width", "step_s_p10": "fidelity.step_s_p10",
+    "step_s_p90": "fidelity.step_s_p90", "tokens_per_s": "tokens_per_s.mean",
+    "tokens_per_s_ci95": "tokens_per_s.ci95_half_width", "tokens_per_s_lowest": "tokens_per_s.lowest",
+    "tokens_per_s_highest": "tokens_per_s.highest",
+    **{name: name for name in ("tokens_per_s_per_gpu", "mfu", "mfu_full", "over_lower_bound", "over_plan_ideal")},
+    **{name: f"static_mesh.{name}" for name in ("packing", "padding", "cp")}, "work_left_out": "work_left_out",
+    "rank_capacity_tokens": "first.rank_capacity_tokens", "micro_batches": "first.plan_micro_batches",
+    "largest_group": "first.largest_group", "memory_bytes": "memory_bytes",
+    "memory_capacity_bytes": "memory.capacity_bytes",
+    **{
+        f"usd_per_million_tokens{end}": f"costs.usd_per_million_tokens.{name}"
+        for end, name in (("", "typical"), ("_low", "low"), ("_high", "high"))
+    },
+    **{name: f"costs.{name}" for name in ("kwh_per_million_tokens", "kw_per_node")},
+    "data_repeated": "data.repeated",
+    "share_of_tokens_longer_than_context": "data.longer_than_context.share_of_tokens",
+}  # fmt: skip
+"""Columns of a cell, and where its stored result has them; `first` is its first batch."""
+
+
 def _row(run: SweepRun, result: CellResult) -> Row:
+    """A cell with every column; what is unknown is None."""
     row: Row = {"cell": result.cell.index, **_keys(run.sweep.keys, result)}
     row |= {"status": result.status, "reason": one_line(result.reason)}
-    found = result.result or {}
-    first = found["batches"][0] if found else {}
-    scenario = result.cell.scenario
+    found, scenario = result.result or {}, result.cell.scenario
+    found = {**found, "first": found["batches"][0] if found else None}
     fixed: Row = {
-        "gpus": scenario.cluster.gpus if scenario else None,
-        "context_tokens": scenario.data.context_tokens if scenario else None,
-        "strategy": scenario.strategy.name if scenario else None,
-        "batches": scenario.batch_count if scenario else None,
-        "step_s": _at(found, "step_s", "mean"),
-        "step_s_ci95": _at(found, "step_s", "ci95_half_width"),
-        "step_s_p10": _at(found, "fidelity", "step_s_p10"),
-        "step_s_p90": _at(found, "fidelity", "step_s_p90"),
-        "tokens_per_s": _at(found, "tokens_per_s", "mean"),
-        "tokens_per_s_ci95": _at(found, "tokens_per_s", "ci95_half_width"),
-        "tokens_per_s_lowest": _at(found, "tokens_per_s", "lowest"),
-        "tokens_per_s_highest": _at(found, "tokens_per_s", "highest"),
-        "tokens_per_s_per_gpu": found.get("tokens_per_s_per_gpu"),
-        "mfu": found.get("mfu"),
-        "mfu_full": found.get("mfu_full"),
-        "over_lower_bound": found.get("over_lower_bound"),
-        "over_plan_ideal": found.get("over_plan_ideal"),
-        "packing": _at(found, "static_mesh", "packing"),
-        "padding": _at(found, "static_mesh", "padding"),
-        "cp": _at(found, "static_mesh", "cp"),
-        "work_left_out": found.get("work_left_out"),
-        "rank_capacity_tokens": first.get("rank_capacity_tokens"),
-        "micro_batches": first.get("plan_micro_batches"),
-        "largest_group": first.get("largest_group"),
-        "memory_bytes": found.get("memory_bytes"),
-        "memory_capacity_bytes": _at(found, "memory", "capacity_bytes"),
-        "usd_per_million_tokens": _at(found, "costs", "usd_per_million_tokens", "typical"),
-        "usd_per_million_tokens_low": _at(found, "costs", "usd_per_million_tokens", "low"),
-        "usd_per_million_tokens_high": _at(found, "costs", "usd_per_million_tokens", "high"),
-        "kwh_per_million_tokens": _at(found, "costs", "kwh_per_million_tokens"),
-        "kw_per_node": _at(found, "costs", "kw_per_node"),
-        "data_repeated": _at(found, "data", "repeated"),
-        "share_of_tokens_longer_than_context": _at(found, "data", "longer_than_context", "share_of_tokens"),
+        "gpus": scenario and scenario.cluster.gpus,
+        "context_tokens": scenario and scenario.data.context_tokens,
+        "strategy": scenario and scenario.strategy.name,
+        "batches": scenario and scenario.batch_count,
+        **{name: _below(found, path) for name, path in _FIGURES.items()},
     }
     return row | {name: value for name, value in fixed.items() if name not in row}
 
@@ -147,13 +140,6 @@ def _below(document: Any, key: str) -> Any:
 
 def _scalar(value: Any) -> Any:
     return None if isinstance(value, Mapping | list) else value
-
-
-def _at(found: Mapping[str, Any], *path: str) -> Any:
-    value: Any = found
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _account_rows(run: SweepRun) -> list[Row]:
@@ -307,14 +293,14 @@ def _result_lines(run: SweepRun) -> list[str]:
             among = f" of {count} with {best['gpus']:,} GPUs and the same batches"
         lines.append(
             f"Fastest{among}: {what}: {best['tokens_per_s']:,.0f} tokens/s, MFU {best['mfu']:.1%}, "
-            f"memory {_memory_words(best)} GiB ({largest_parts(_at(result.result or {}, 'memory', 'parts'))})"
+            f"memory {_memory_words(best)} GiB ({largest_parts(_below(result.result, 'memory.parts'))})"
             f"{_cost_words(best)}{_band_words(best)}."
         )
     if len(fastest) > MOST_FASTEST:
         lines.append(
             f"... and of {len(fastest) - MOST_FASTEST} more groups of cells with the same GPUs and batches."
         )
-    meshes = [_at(result.result or {}, "static_mesh", "packing") for result in run.results]
+    meshes = [_below(result.result, "static_mesh.packing") for result in run.results]
     lines += mesh_lines(packing for packing in meshes if packing)
     lines += _data_lines(run)
     parts = [f"{run.count('ok'):,} of {len(run.results):,} cells ran"]

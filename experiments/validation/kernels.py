@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import HdpSimError, InfeasibleError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.files.csv import read_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.kernel_prediction import bus_factor, flop_of, number, predicted_s
@@ -45,10 +45,7 @@ def run(path: str, calibration: str | None = None) -> Document:
         )
     by_kind, groups = group_errors(rows, "kind"), group_errors(rows, "kind", "gpu", "dtype")
     reasons = Counter(row.reason for row in rows if row.reason).most_common()
-    title, scatter = (
-        "Errors by kind, in % of the measured time",
-        "Every kernel judged: prediction over measurement.",
-    )
+    title = "Errors by kind, in % of the measured time"
     records = [{**asdict(row), "measured": row.measured_s, "predicted": row.predicted_s} for row in rows]
     return Document(
         kind="validate-kernels",
@@ -73,12 +70,13 @@ def run(path: str, calibration: str | None = None) -> Document:
             *(f"not judged, {count} x: {reason}" for reason, count in reasons[:_SHOWN_REASONS]),
         ),
         title="Predictions against measured kernels",
-        files=(
-            OutputFile(
-                "kernels.csv", lambda: [asdict(row) for row in rows], "One row per kernel, in seconds."
-            ),
-            OutputFile("groups.csv", lambda: groups, "Errors by kind, GPU and precision."),
-            OutputFile("measured_against_predicted", partial(_scatter, rows), scatter),
+        files=files_of(
+            "validate-kernels",
+            {
+                "kernels.csv": lambda: [asdict(row) for row in rows],
+                "groups.csv": lambda: groups,
+                "measured_against_predicted": partial(_scatter, rows),
+            },
         ),
     )
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table
+from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.records.longctx.prediction import LongPrediction, LongPredictor
 from hdpsim.experiments.records.longctx.rows import VERDICT, LongRow, read_long_rows
-from hdpsim.experiments.studies.comparing.compare import silent
+from hdpsim.experiments.studies.comparing.compare import reported, silent
 from hdpsim.experiments.validation.memory import FITS, memory_lines, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, percent, signed_summary
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, share_column
@@ -49,10 +49,7 @@ def run(
     rows = read_long_rows(path)
     own = None if calibration is None else load_calibration(calibration)
     predictor = LongPredictor(lengths or {}, own)
-    found: list[Row] = []
-    for done, row in enumerate(rows, start=1):
-        found.append(_record(row, predictor.predict(row)))
-        report(done, len(rows))
+    found = [_record(row, predictor.predict(row)) for row in reported(rows, report, len(rows))]
     reasons = Counter(record["reason"] for record in found if record["reason"]).most_common()
     if all(record["predicted"] is None for record in found):
         why = "\n".join(f"  {count} x {reason}" for reason, count in reasons[:_SHOWN_REASONS])
@@ -88,7 +85,7 @@ def run(
         notes=(*lines, *(f"not predicted, {n} x: {reason}" for reason, n in reasons[:_SHOWN_REASONS])),
         title="Predictions against tables of long-context training",
         readme=lines,
-        files=(OutputFile("rows.csv", lambda: found, "One row per measurement, with its prediction."),),
+        files=files_of("validate-longctx", {"rows.csv": lambda: found}),
     )
 
 

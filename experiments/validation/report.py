@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hdpsim.experiments.output.document import Column, OutputFile, Table, flat_rows
+from hdpsim.experiments.output.document import Column, OutputFile, Table, files_of, flat_rows
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.validation.computed_step_times import computed_lines
 from hdpsim.experiments.validation.memory import FITS, MEMORY_QUANTITY, fit_rows, memory_lines
@@ -161,11 +161,8 @@ def _sentence(what: str, errors: Row) -> str:
 def files(payload: Row) -> tuple[OutputFile, ...]:
     """The files of a run directory: records, groups, and a figure of every quantity that was measured."""
     rows = payload["records"]
-    of_records, of_groups = "One row per record: measurement, prediction, error.", "Errors by source and GPU."
-    found = [
-        OutputFile("records.csv", lambda: flat_rows(rows), of_records),
-        OutputFile("groups.csv", lambda: flat_rows(payload["groups"]), of_groups),
-    ]
+    tables = {"records.csv": lambda: flat_rows(rows), "groups.csv": lambda: flat_rows(payload["groups"])}
+    found = list(files_of("validate", tables))
     for quantity, title in (
         ("step_s", "step time (s)"),
         ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),

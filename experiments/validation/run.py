@@ -24,7 +24,7 @@ from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.columns import Record, misspelt_columns, read_records, shipped_records
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
 from hdpsim.experiments.software.rules import KINDS
-from hdpsim.experiments.studies.comparing.compare import silent
+from hdpsim.experiments.studies.comparing.compare import reported, silent
 from hdpsim.experiments.validation.computed_step_times import computed
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, rank_correlation
@@ -72,11 +72,12 @@ def run(
     records = read_records(shipped_records() if path is None else path)
     own = None if calibration is None else load_calibration(calibration)
     of_families = rules_of_families(records) if view == "unseen" else {}
-    predictions: list[Prediction] = []
-    for done, record in enumerate(records, start=1):
-        left_out = without | of_families.get(record.config.family, frozenset())
-        predictions.append(_prediction(record, view == "plain", memory, own, left_out))
-        report(done, len(records))
+    predictions = [
+        _prediction(
+            record, view == "plain", memory, own, without | of_families.get(record.config.family, frozenset())
+        )
+        for record in reported(records, report, len(records))
+    ]
     rows = _rows(records, predictions, memory, view)
     payload: Row = {
         "kind": "validate-memory" if memory else "validate",

@@ -14,7 +14,7 @@ from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.experiments.output.document import Column, Document, Table
 from hdpsim.experiments.records.step_prediction import StepPrediction, StepPredictor
 from hdpsim.experiments.records.steps import MeasuredStep, read_steps
-from hdpsim.experiments.studies.comparing.compare import silent
+from hdpsim.experiments.studies.comparing.compare import reported, silent
 from hdpsim.experiments.validation.order import error_of, grouped, median, percent, signed_summary, spearman
 from hdpsim.experiments.validation.report import BIAS, MEDIAN, P90, signed_column
 from hdpsim.experiments.validation.units import unit_lines
@@ -48,10 +48,7 @@ def run(
     steps = read_steps(path)
     own = None if calibration is None else load_calibration(calibration)
     predictor = StepPredictor(scenario, own, Path(path).parent)
-    rows: list[Row] = []
-    for done, step in enumerate(steps, start=1):
-        rows.append(_row(step, predictor.predict(step)))
-        report(done, len(steps))
+    rows = [_row(step, predictor.predict(step)) for step in reported(steps, report, len(steps))]
     groups = _groups(rows)
     batches = [tuple(sorted(step.lengths)) for step in steps]
     payload: Row = {
@@ -147,8 +144,7 @@ def _groups(rows: Sequence[Row]) -> list[Row]:
     return [
         {
             "group": group,
-            "settings": members[0]["settings"],
-            "machine": members[0]["machine"],
+            **{name: members[0][name] for name in ("settings", "machine")},
             "records": len(members),
             "clean": all(row["clean"] for row in members),
             "bias": _errors(members)["median_error"],

@@ -91,17 +91,13 @@ def validate(
         if steps is not None:
             from hdpsim.experiments.validation import steps as of_steps
 
-            return Result(
-                document=of_steps.run(
-                    str(steps), scenario=_text(scenario), calibration=constants, report=shown
-                )
-            )
+            document = of_steps.run(str(steps), scenario=_text(scenario), calibration=constants, report=shown)
+            return Result(document=document)
         if longctx is not None:
             from hdpsim.experiments.validation import longctx as of_tables
 
-            return Result(
-                document=of_tables.run(str(longctx), lengths=traces, calibration=constants, report=shown)
-            )
+            document = of_tables.run(str(longctx), lengths=traces, calibration=constants, report=shown)
+            return Result(document=document)
         from hdpsim.experiments.bands.residuals import check_residuals
         from hdpsim.experiments.validation import run as of_runs
 

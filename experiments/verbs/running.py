@@ -66,7 +66,7 @@ def simulate(
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
     from hdpsim.experiments.studies.comparing.report import simulate_document, target_of
-    from hdpsim.experiments.studies.many_steps.replications import replicate
+    from hdpsim.experiments.studies.many_steps.replications import replicate, with_replications
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -92,12 +92,8 @@ def simulate(
     lines = [] if target is None else [target.costs.price.note]
     if timeline is not None:
         lines.append(_write_timeline(timeline, result.base, checked.name))
-    return Result(
-        document=simulate_document(result, target, replicated),
-        scenario=checked,
-        found=result,
-        lines=tuple(lines),
-    )
+    document = with_replications(simulate_document(result, target), replicated)
+    return Result(document=document, scenario=checked, found=result, lines=tuple(lines))
 
 
 def _many_steps(
@@ -177,7 +173,7 @@ def compare(
     from hdpsim.experiments.output.files.out_file import check_out_file
     from hdpsim.experiments.studies.comparing import compare as study
     from hdpsim.experiments.studies.comparing.report import compare_document
-    from hdpsim.experiments.studies.many_steps.replications import replicate
+    from hdpsim.experiments.studies.many_steps.replications import replicate, with_replications
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -193,7 +189,7 @@ def compare(
     with progress("replicating") as shown:
         replicated = replicate(comparison, replications, shown) if replications else ()
     lines = tuple(_write_timelines(timeline, comparison)) if timeline is not None else ()
-    document = compare_document(comparison, target, replicated)
+    document = with_replications(compare_document(comparison, target), replicated, place=-1)
     return Result(document=document, scenario=checked, found=comparison, lines=lines, error=comparison.error)
 
 

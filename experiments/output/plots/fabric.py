@@ -108,13 +108,8 @@ def _frames_drawn(axes: Axes, frames: Sequence[_Frame]) -> None:
                 ))  # fmt: skip
         times = f"{frame.times:,} x " if frame.times > 1 else ""
         axes.text(6.9, (level + 1) * _STEP + 0.14, times + frame.words, fontweight="bold", va="center")
-        axes.text(
-            6.9,
-            (level + 1) * _STEP - 0.2,
-            f"{frame.bytes_per_s / 1e9:,.3g} GB/s a GPU inside, {frame.latency_s * 1e6:.3g} us",
-            color=SOFT,
-            va="center",
-        )
+        rates = f"{frame.bytes_per_s / 1e9:,.3g} GB/s a GPU inside, {frame.latency_s * 1e6:.3g} us"
+        axes.text(6.9, (level + 1) * _STEP - 0.2, rates, color=SOFT, va="center")
 
 
 def _device(axes: Axes, x: float, y: float, kind: str, words: str) -> None:

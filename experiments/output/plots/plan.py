@@ -31,9 +31,8 @@ def plot_plan_work(slot_s: Floats, waiting: Floats, *, title: str) -> Figure:
         _heat(figure, left, slot_s, label="seconds, forward and backward", colours="viridis_r", low=0.0)
         left.set(xlabel="slot (order on a rank)", title="Work of ranks and slots")
         headed(figure, f"{title}: its plan")
-        _heat(
-            figure, right, waiting, label="share of the step waiting", colours="magma_r", low=0.0, share=True
-        )
+        words = "share of the step waiting"
+        _heat(figure, right, waiting, label=words, colours="magma_r", low=0.0, share=True)
         stages = waiting.shape[1]
         right.set(xlabel="pipeline stage", title="Bubbles and other waits")
         right.set_xticks(range(0, stages, max(1, -(-stages // 16))))
@@ -103,13 +102,10 @@ def _heat(
     shown = table[::every]
     high = max(float(np.nanmax(shown)), LEAST_SHARE if share else 2.0 if log else low + 1e-12)
     image = axes.imshow(
-        np.ma.masked_invalid(shown),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=colormaps[colours].with_extremes(bad=_EMPTY),
-        norm=LogNorm(1.0, high) if log else Normalize(low, high),
+        np.ma.masked_invalid(shown), aspect="auto", interpolation="nearest",
+        cmap=colormaps[colours].with_extremes(bad=_EMPTY), norm=LogNorm(1.0, high) if log else Normalize(low, high),
         extent=(-0.5, table.shape[1] - 0.5, len(shown) * every - 0.5, -0.5),
-    )
+    )  # fmt: skip
     axes.set_ylabel("rank" if every == 1 else f"rank (one in {every} drawn)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8))

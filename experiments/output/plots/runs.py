@@ -41,10 +41,9 @@ def plot_length_distribution(
     """Bars per bucket up to *bucket_tokens*: its share of the sequences and its share of the tokens."""
     position = np.arange(len(bucket_tokens))
     with figure_and_axes(max(6.5, 0.52 * len(bucket_tokens) + 2.0), 4.0) as (figure, (axes,)):
-        axes.bar(
-            position - 0.2, 100 * np.asarray(sample_share), 0.4, color="#0072B2", label="share of sequences"
-        )
-        axes.bar(position + 0.2, 100 * np.asarray(token_share), 0.4, color="#E69F00", label="share of tokens")
+        shares = ((-0.2, sample_share, "#0072B2", "sequences"), (0.2, token_share, "#E69F00", "tokens"))
+        for shift, share, colour, of in shares:
+            axes.bar(position + shift, 100 * np.asarray(share), 0.4, color=colour, label=f"share of {of}")
         axes.set_xticks(position, [format_tokens(bound) for bound in bucket_tokens])
         axes.set(xlabel="length of the sequence, up to (tokens)", ylabel="share (%)")
         axes.grid(axis="y", color=GRID, linewidth=0.7)
@@ -108,10 +107,7 @@ def plot_scaling(
         right.set_ylim(bottom=0)
         right.margins(y=0.15)
         count_axis(right.yaxis)
-        right.set(
-            ylabel="throughput per GPU (tokens/s)",
-            title="Per GPU",
-        )
+        right.set(ylabel="throughput per GPU (tokens/s)", title="Per GPU")
     return figure
 
 
@@ -198,11 +194,8 @@ def plot_throughput_bars(
         axes.set_ylim(0, 1.18 * highest)
         count_axis(axes.yaxis)
         axes.grid(axis="y", color=GRID, linewidth=0.7)
-        axes.set(
-            ylabel="throughput (tokens/s)",
-            title="Throughput",
-            xlabel=f"× = speed-up over {base}" + (f"\nbars: {what}" if bounds else ""),
-        )
+        words = f"× = speed-up over {base}" + (f"\nbars: {what}" if bounds else "")
+        axes.set(ylabel="throughput (tokens/s)", title="Throughput", xlabel=words)
     return figure
 
 
@@ -253,10 +246,8 @@ def plot_beside_paper(
             all_axes[0].set_ylim(bottom=0)
         count_axis(all_axes[0].yaxis)
         all_axes[0].set_ylabel(y)
-        published = any(
-            point[2] is not None for lines in panels.values() for row in lines.values() for point in row
-        )
-        _legend_below(figure, look, published=published)
+        every = (point for lines in panels.values() for row in lines.values() for point in row)
+        _legend_below(figure, look, published=any(point[2] is not None for point in every))
         headed(figure, title)
     return figure
 
@@ -302,9 +293,7 @@ def plot_ablation(
     with figure_and_axes(max(5.5, 1.3 * len(steps) + 1.5), 4.4) as (figure, (axes,)):
         for i, (label, colour, values) in enumerate(series):
             position = np.arange(len(steps)) + (i - (len(series) - 1) / 2) * width
-            edge = (
-                INK if colour == "white" else "none"
-            )  # hollow as in the other plots: grey is the static mesh's
+            edge = INK if colour == "white" else "none"  # hollow as elsewhere: grey is the static mesh's
             axes.bar(position, np.nan_to_num(values), width * 0.94, color=colour, edgecolor=edge, label=label)
             for place, value in enumerate(values):
                 if math.isfinite(value):

@@ -47,17 +47,12 @@ def plot_steps(
                 axes.bar(numbers, seconds, width=width, bottom=top, color=colour, edgecolor="white", linewidth=0.0,
                          hatch=hatch, label=label)  # fmt: skip
                 top = top + np.array(seconds)
-        axes.axhline(
-            period_s, color=INK, linewidth=1.0, linestyle="--", label=f"mean period {period_s:.4g} s"
-        )
+        mean = f"mean period {period_s:.4g} s"
+        axes.axhline(period_s, color=INK, linewidth=1.0, linestyle="--", label=mean)
         if warm_up:
             axes.axvspan(0.5, warm_up + 0.5, color="#999999", alpha=0.18, label="warm-up", zorder=0)
-        axes.set(
-            xlabel="step",
-            ylabel="seconds",
-            xlim=(0.5, len(step_s) + 0.5),
-            ylim=(0.0, 1.05 * max(top.max(), period_s)),
-        )
+        axes.set(xlabel="step", ylabel="seconds", xlim=(0.5, len(step_s) + 0.5))
+        axes.set_ylim(0.0, 1.05 * max(top.max(), period_s))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=4)
         headed(figure, f"{title}: steps, and what they wait for")

@@ -13,7 +13,7 @@ from hdpsim.cost_models.kernels.gemm_and_attention import ATTENTION_BACKWARD_FLO
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import files_of
 from hdpsim.experiments.output.plots.style import GRID, colours_of, figure_and_axes
 from hdpsim.experiments.papers.bytescale_steps import (
     FOLDER,
@@ -153,9 +153,8 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
     what = "highest traffic of naive HDP over that of the static mesh"
     values.append(compared(19, what, "×", PAPER["peak_traffic_ratio"], peak))
     part = rows_part(FOLDER, "activity", rows, compared=values)
-    words = "Figure 19: tensor cores and NICs of the mean GPU over time."
-    picture = OutputFile("activity_over_time", lambda: _picture(found), words)
-    return replace(part, files=(*part.files, picture))
+    picture = files_of("reproduce", {"activity_over_time": lambda: _picture(found)})
+    return replace(part, files=(*part.files, *picture))
 
 
 def _picture(found: dict[str, Activity]) -> Figure:

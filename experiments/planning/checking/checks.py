@@ -15,6 +15,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.yaml_loader import load_yaml
 
 from . import remedies as computed
+from .facts import Facts
 from .observed import halves
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ class Check:
     def seconds(self, observed: Observed) -> float:
         """What a step loses."""
         needed = self.needs.removeprefix("not ")
-        if needed and bool(getattr(observed, needed)) == self.needs.startswith("not "):
+        if needed and bool(Facts(observed)[needed]) == self.needs.startswith("not "):
             return 0.0
         if self.saved_by is not None:
             return observed.saved_s(self.saved_by)
         if self.most_saved:
             return max(map(observed.saved_s, self.candidates(observed)), default=0.0)
-        return float(getattr(observed, self.lost)) if self.lost else observed.seconds_in(*self.accounts)
+        return float(Facts(observed)[self.lost]) if self.lost else observed.seconds_in(*self.accounts)
 
     def candidates(self, observed: Observed) -> Iterator[Changes]:
         """Changes that may help."""
@@ -73,7 +74,7 @@ class Check:
 
     def words(self, observed: Observed) -> str:
         """What is lost there."""
-        return self.seen.format(now=observed)
+        return self.seen.format_map(Facts(observed))
 
 
 def _candidates(remedies: Iterable[str | Mapping[str, object]], observed: Observed) -> Iterator[Changes]:

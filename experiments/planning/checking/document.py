@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.experiments.bands.memory_fit import fits_probability
-from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, interval
+from hdpsim.experiments.output.document import Column, Document, Table, files_of, interval
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
 from hdpsim.experiments.studies.money import price_of, usd_words
 from hdpsim.experiments.studies.step_report import averaging, band_lines, memory_json, scenario_document
@@ -64,14 +64,15 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
         blocks=tuple(blocks),
         notes=notes,
         bands=(checked.trials.base.band,),
-        files=(
-            OutputFile(
-                "findings.csv",
-                lambda: [{**found, "change": ",".join(found["change"] or ()) or None} for found in findings],
-                "One row per finding: seconds, money, change, gain.",
-                columns=tuple(column.name for column in table.columns if column.name),
-            ),
-            OutputFile("changed.yaml", changed.to_yaml, "The scenario with all changes that gain together."),
+        files=files_of(
+            "check",
+            {
+                "findings.csv": lambda: [
+                    {**found, "change": ",".join(found["change"] or ()) or None} for found in findings
+                ],
+                "changed.yaml": changed.to_yaml,
+            },
+            findings=tuple(column.name for column in table.columns if column.name),
         ),
     )
 

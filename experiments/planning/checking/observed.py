@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.cost_models.transformer.parameters import stage_layers
-from hdpsim.experiments.output.plots.style import account_group, format_tokens
 from hdpsim.simulator.play.execution import WAITS
 from hdpsim.simulator.settings import settings
 
@@ -126,190 +125,14 @@ class Observed:
         return self.setup.cluster.fabric
 
     @property
-    def degrees(self) -> str:
-        """Degrees and schedule of the pipeline."""
-        parallel, pipeline = self.setup.layout.parallel, self.setup.layout.pipeline
-        chunks = f" of {pipeline.vpp} chunks" if pipeline.vpp > 1 else ""
-        return f"{parallel.pp} stages{chunks}, schedule {pipeline.schedule}"
-
-    @property
-    def micro_batches(self) -> float:
-        """Micro-batches that a rank works on, mean over ranks, of the first batch."""
-        plan = self.first.plan
-        return len(plan.member_ranks) / plan.ranks
-
-    @property
     def layers(self) -> list[int]:
         """Layers of every stage."""
         return [sum(chunks) for chunks in stage_layers(self.setup.model, self.setup.layout)]
 
     @property
-    def layer_counts(self) -> str:
-        """How many layers stages have."""
-        fewest, most = min(self.layers), max(self.layers)
-        return f"{fewest} to {most}" if fewest < most else str(most)
-
-    @property
-    def stages(self) -> int:
-        """Stages of the pipeline."""
-        return len(self.layers)
-
-    @property
-    def slowest_stage(self) -> int:
-        """The one that works longest."""
-        return int(self.busy_s.argmax())
-
-    @property
-    def last_stage_s(self) -> float:
-        """What the last stage works."""
-        return float(self.busy_s[-1])
-
-    @property
-    def mean_stage_s(self) -> float:
-        """What a stage works on average."""
-        return float(self.busy_s.mean())
-
-    @property
-    def slowest_stage_s(self) -> float:
-        """What the slowest stage works longer than the mean."""
-        return float(self.busy_s.max()) - self.mean_stage_s
-
-    @property
-    def head_is_slowest(self) -> bool:
-        """Whether the last stage is the slowest although it has no more layers than others."""
-        layers = self.layers
-        return self.stages > 1 and self.slowest_stage == self.stages - 1 and layers[-1] <= max(layers)
-
-    @property
-    def layers_are_uneven(self) -> bool:
-        """Whether there are several stages, and it is not the head that makes one slow."""
-        return self.stages > 1 and not self.head_is_slowest
-
-    @property
-    def tensor_parallel(self) -> str:
-        """What waits for tensor parallelism."""
-        if self.tp > self.node.gpus:
-            return (
-                f"tensor parallelism (TP {self.tp}) leaves the servers of {self.node.gpus} GPUs: every layer waits for "
-                f"the network"
-            )
-        return f"tensor-parallel collectives of every layer (TP {self.tp}) that nothing hides"
-
-    @property
     def largest_group(self) -> int:
         """Ranks of the largest context-parallel group."""
         return max(result.largest_group for result in self.trials.base.results)
-
-    @property
-    def rings_leave_servers(self) -> bool:
-        """Whether the largest group does not fit into a server."""
-        return self.largest_group * self.tp > self.node.gpus
-
-    @property
-    def nic_gb_per_s(self) -> float:
-        """A GPU's share of the NICs."""
-        return self.node.nic_bytes_per_s_per_gpu / 1e9
-
-    @property
-    def expert_degree(self) -> str:
-        """How far experts are spread."""
-        parallel = self.setup.layout.parallel
-        return f"EP {parallel.ep}{', beyond a server' if parallel.expert_gpus > self.node.gpus else ''}"
-
-    @property
-    def has_expert_parallelism(self) -> bool:
-        """Whether experts are spread at all."""
-        return self.setup.layout.parallel.ep > 1
-
-    @property
-    def slow_nodes(self) -> str:
-        """How many are slow, behind a sentence."""
-        share, factor = (self.value(f"execution.slow_node_{what}") for what in ("share", "factor"))
-        return f"; {share:.1%} of the nodes are {factor:g} times as slow" if share else ""
-
-    @property
-    def collects_garbage(self) -> bool:
-        """Whether processes stop for it."""
-        return bool(self.value("execution.gc_pause") > 0.0)
-
-    @property
-    def padding_s(self) -> float:
-        """Compute on padding: its share of all tokens in packs, of the compute.
-
-        Ignored: attention, which padding has less of.
-        """
-        results = self.trials.base.results
-        padded = [result.plan.padding_tokens for result in results]
-        pad = sum(float(tokens.sum()) for tokens in padded if tokens is not None)
-        compute_s = sum(s for name, s in self.account_s.items() if account_group(name) == "compute")
-        return compute_s * pad / (pad + sum(result.tokens for result in results))
-
-    @property
-    def padded_share(self) -> float:
-        """Share of padding in the packs of the first batch."""
-        padded = self.first.plan.padding_tokens
-        pad = 0.0 if padded is None else float(padded.sum())
-        return pad / (pad + self.first.tokens)
-
-    @property
-    def context(self) -> str:
-        """Tokens of a pack."""
-        return format_tokens(self.setup.context_tokens)
-
-    @property
-    def groups(self) -> int:
-        """Groups of ranks to which packs are dealt."""
-        return self.setup.ranks // self.first.largest_group
-
-    @property
-    def left_over(self) -> int:
-        """Packs of the last round."""
-        return self.first.plan_micro_batches % self.groups
-
-    @property
-    def left_over_s(self) -> float:
-        """What groups without a pack wait for in the last round: rounds not filled, of the step."""
-        rounds = -(-self.first.plan_micro_batches // self.groups)
-        return (
-            self.step_s * (1.0 - self.first.plan_micro_batches / (rounds * self.groups))
-            if self.left_over
-            else 0.0
-        )
-
-    @property
-    def free_gib(self) -> float:
-        """Memory of the fullest GPU that is left."""
-        memory = self.first.memory
-        return (memory.capacity_bytes - memory.total_bytes) / 2**30
-
-    @property
-    def capacity(self) -> str:
-        """Tokens of a rank."""
-        return format_tokens(self.first.rank_capacity_tokens)
-
-    @property
-    def slow_kernels(self) -> str:
-        """Kernels that are not the default."""
-        names = ("attention_kernel", "fused_kernels", "fused_loss", "gradient_accumulation", "expert_kernels")
-        known = {name: self.values[f"layout.{name}"] for name in names}
-        changed = {name: value for name, (value, default) in known.items() if value != default}
-        return ", ".join(f"{name} {str(value).lower()}" for name, value in changed.items())
-
-    @property
-    def is_oversubscribed(self) -> bool:
-        """Whether a tier has less bandwidth above than below."""
-        return max(self.fabric.leaf_oversubscription, self.fabric.spine_oversubscription) > 1.0
-
-    @property
-    def hashes_flows(self) -> bool:
-        """Whether hashes choose up-links."""
-        return self.fabric.routing == "ecmp"
-
-    @property
-    def replicates_heads(self) -> bool:
-        """Whether GPUs compute copies of the same key and value heads."""
-        model = self.setup.model
-        return self.tp > model.kv_heads and model.latent_attention is None
 
 
 def halves(degree: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ from hdpsim.experiments.bands.band import widest_band
 from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.amounts import duration, large_amount, memory_of, with_duration
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.studies.money import usd_words
 
@@ -49,13 +50,9 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     assert target is not None
     return {
         "gpu": offer.scenario.cluster.gpu.name,
-        "gpus": offer.gpus,
-        "days": offer.days,
-        "usd": offer.usd,
-        "probability": offer.probability,
+        **attributes(offer, "gpus days usd probability"),
         "usd_range": target.costs.usd(target.tokens),
-        "kwh": target.kwh,
-        "gpu_hours": target.gpu_hours,
+        **attributes(target, "kwh gpu_hours"),
         "seconds": estimate_json(offer.seconds),
         "effective_share": study.ettr.mean,
         "failures": study.failures.mean,
@@ -66,12 +63,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
 
 
 def _type_json(result: TypeResult) -> dict[str, Any]:
-    known = {
-        "gpu": result.gpu,
-        "layout": result.layout,
-        "looked_at": result.looked_at,
-        "all_layouts": result.complete,
-    }
+    known = attributes(result, "gpu layout looked_at") | {"all_layouts": result.complete}
     if result.offer is not None:
         memory = result.offer.memory
         return {

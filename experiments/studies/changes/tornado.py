@@ -14,6 +14,7 @@ from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
 from hdpsim.cost_models.reading.fields import Key
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
@@ -142,23 +143,18 @@ def _hardware(scenario: Scenario) -> Iterator[Input]:
         part: Any = scenario.cluster
         for name in path.split("."):
             part = getattr(part, name)
+        hints = get_type_hints(type(part), include_extras=True)
         for name, value in _numbers(part):
             way = HARDWARE_KEYS[type(part)].get(name, Key())
-            if name != "usd_per_hour":
+            if name != "usd_per_hour" and _measured(hints[name]):
                 yield Input(key=f"{prefix}.{way.name or name}", value=value, unit=way.unit, power=way.power)
 
 
 def _numbers(part: Any) -> Iterator[tuple[str, float]]:
-    """Fields that are measured, not counted, and neither absent nor zero."""
-    hints = get_type_hints(type(part), include_extras=True)
+    """Figures of a part that are not zero."""
     for item in fields(part):
         value = getattr(part, item.name)
-        if (
-            isinstance(value, float | int)
-            and not isinstance(value, bool)
-            and value
-            and _measured(hints[item.name])
-        ):
+        if isinstance(value, float | int) and not isinstance(value, bool) and value:
             yield item.name, float(value)
 
 
@@ -187,10 +183,7 @@ def _keys(scenario: Scenario) -> Iterator[Input]:
 def _constants(scenario: Scenario) -> Iterator[Input]:
     cal: Calibration = scenario.calibration
     for prefix, part in (("calibration", cal), ("calibration.network", cal.network)):
-        for item in fields(part):  # both are dataclasses
-            value = getattr(part, item.name)
-            if isinstance(value, float | int) and not isinstance(value, bool) and value:
-                yield Input(key=f"{prefix}.{item.name}", value=float(value))
+        yield from (Input(key=f"{prefix}.{name}", value=value) for name, value in _numbers(part))
 
 
 def tornado(scenario: Scenario, share: float, batches: int = 1, report: Report = silent) -> Tornado:
@@ -260,7 +253,14 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
     return scenario_document(
         "whatif",
         scenario,
-        [_row_json(one) for one in study.moved],
+        [
+            {
+                "input": one.input.key,
+                "value": one.input.value,
+                **attributes(one, "effect batches lower higher"),
+            }
+            for one in study.moved
+        ],
         more={
             "tornado": study.share,
             "base_tokens_per_s": study.tokens_per_s,
@@ -279,17 +279,6 @@ def _label(one: Moved, batches: int) -> str:
     return f"{one.input.key} ({one.batches} batches)" if one.batches > batches else one.input.key
 
 
-def _row_json(one: Moved) -> dict[str, Any]:
-    return {
-        "input": one.input.key,
-        "value": one.input.value,
-        "effect": one.effect,
-        "batches": one.batches,
-        "lower": one.lower,
-        "higher": one.higher,
-    }
-
-
 def tornado_table(study: Tornado) -> Table[Moved]:
     """Inputs with an effect, the largest first."""
     words = f"{study.share:.0%}"
@@ -300,7 +289,7 @@ def tornado_table(study: Tornado) -> Table[Moved]:
 
     columns: tuple[Column[Moved], ...] = (
         Column("input", lambda one: one.input.key),
-        Column("value", lambda one: one.input.value, format=_number),
+        Column("value", lambda one: one.input.value, format=".4g"),
         Column("lower_change", lambda one: one.lower.change, heading=f"-{words}", format="+.2%"),
         Column("higher_change", lambda one: one.higher.change, heading=f"+{words}", format="+.2%"),
         Column("lower_value", lambda one: one.lower.value, shown=False),
@@ -313,7 +302,3 @@ def tornado_table(study: Tornado) -> Table[Moved]:
     over = "one batch" if study.batches == 1 else f"{study.batches} batches"
     title = f"Change of {study.tokens_per_s:,.0f} tokens/s when an input moves by {words}, {over}"
     return Table(title=title, columns=columns, rows=study.with_effect)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"

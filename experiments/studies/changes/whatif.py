@@ -196,19 +196,13 @@ def whatif_document(
 
 
 def whatif_files(variants: Sequence[Variant], table: Table[_Row]) -> tuple[OutputFile, ...]:
-    """The table, and for every strategy whose base runs what leads from there to all changes together."""
+    """The table, and for every strategy a waterfall where all changes can be joined."""
     files = [*files_of("whatif", {"whatif.csv": table.records})]
     for block in blocks(variants):
         if _joined(block) and block[0].feasible:
             name = block[0].outcome.strategy
-            files.append(
-                OutputFile(
-                    f"waterfall_{name}",
-                    partial(plot_waterfall, waterfall(block), title=f"What each change adds ({name})"),
-                    "Seconds of a million tokens: the base, what each change adds or takes when it joins those before "
-                    "it (alone: the line), and all of them.",
-                )
-            )
+            draw = partial(plot_waterfall, waterfall(block), title=f"What each change adds ({name})")
+            files += files_of("whatif", {"waterfall": draw}, of=name)
     return tuple(files)
 
 
@@ -276,9 +270,6 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
         found = costs_of(row[0].outcome, row[0].costs).usd(MILLION)
         return None if found is None else found["typical"]
 
-    def kwh(row: _Row) -> float | None:
-        return costs_of(row[0].outcome, row[0].costs).kwh(MILLION)
-
     columns: tuple[Column[_Row], ...] = (
         Column("strategy", lambda row: row[1].outcome.strategy, shown=several),
         Column("change", lambda row: row[0].label, left=True),
@@ -299,7 +290,8 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
             Column("memory_bytes", lambda row: row[0].outcome.results[0].memory.total_bytes, shown=False),
             Column("", lambda row: _band_words(row[0]), heading="band of the step"),
             Column("usd_per_million_tokens", usd, heading="USD/M tokens", format=".3g"),
-            Column("kwh_per_million_tokens", kwh, heading="kWh/M tokens", format=".3g"),
+            Column("kwh_per_million_tokens", lambda row: costs_of(row[0].outcome, row[0].costs).kwh(MILLION),
+                   heading="kWh/M tokens", format=".3g"),
         )),
         Column("", lambda row: _remark(*row), heading="remark", left=True, optional=True),
     )  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ BEST_STATIC = "best-static"
 """The row of the fastest static mesh that was found; see `baseline`."""
 
 Lengths = NDArray[np.int64]
+Item = TypeVar("Item")
 Report = Callable[[int, int], None]
 """Told (done, total) after every simulated step."""
 
@@ -52,6 +53,13 @@ def counted(report: Report, total: int) -> Callable[[], None]:
     """What to call after each of *total* steps, so that *report* is told how many are done."""
     done = count(1)
     return lambda: report(next(done), total)
+
+
+def reported(items: Iterable[Item], report: Report, total: int) -> Iterator[Item]:
+    """The items one by one; *report* hears how many of them are done with."""
+    for done, item in enumerate(items, start=1):
+        yield item
+        report(done, total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

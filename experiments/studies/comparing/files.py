@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hdpsim.experiments.output.document import OutputFile, Table, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots import runs as plots
 from hdpsim.experiments.output.plots import time as plots_of_time
 from hdpsim.experiments.output.plots.style import account_group
@@ -73,16 +74,11 @@ def _batch_rows(comparison: Comparison) -> list[dict[str, object]]:
         {
             "strategy": outcome.strategy,
             "batch": number,
-            "step_s": result.step_s,
-            "tokens": result.tokens,
-            "tokens_per_s": result.tokens_per_s,
-            "mfu": result.mfu,
-            "mfu_full": result.mfu_full,
+            **attributes(result, "step_s tokens tokens_per_s mfu mfu_full"),
             "micro_batches": result.plan_micro_batches,
             "largest_group": result.largest_group,
             "lower_bound_s": bound_s,
-            "plan_ideal_s": result.plan_ideal_s,
-            "makespan_s": result.makespan_s,
+            **attributes(result, "plan_ideal_s makespan_s"),
         }
         for outcome in comparison.feasible
         for number, (result, bound_s) in enumerate(zip(outcome.results, outcome.lower_bounds_s, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots.style import readable_name
 from hdpsim.experiments.output.statistics import with_interval
 from hdpsim.experiments.studies.links.cost_of_sharing import network_lines
-from hdpsim.experiments.studies.many_steps.replications import Replicated, replications_table
 from hdpsim.experiments.studies.money import (
     MILLION,
     Target,
@@ -55,24 +54,16 @@ WORTH_A_WORD = 5e-4
 """Share of the work that a packer leaves out, from which it is said."""
 
 
-def compare_document(
-    comparison: Comparison, tokens: float | None = None, replicated: Sequence[Replicated] = ()
-) -> Document:
-    """Everything about a comparison; with the *tokens* of a target, what they take; with replications, their say."""
-    best, why = comparison.best_static, explanation(comparison)
+def compare_document(comparison: Comparison, tokens: float | None = None) -> Document:
+    """Everything about a comparison; with the *tokens* of a target, what they take."""
+    best, why, costs = comparison.best_static, explanation(comparison), comparison.scenario.costs
     table = comparison_table(comparison)
     return scenario_document(
         "compare",
         comparison.scenario,
         [
-            outcome_json(
-                outcome,
-                comparison.scenario.costs,
-                comparison.base,
-                best,
-                target_of(comparison, outcome, tokens),
-            )
-            for outcome in comparison.outcomes
+            outcome_json(one, costs, comparison.base, best, target_of(comparison, one, tokens))
+            for one in comparison.outcomes
         ],
         more={
             "base": comparison.base.strategy,
@@ -84,14 +75,12 @@ def compare_document(
             "batches": comparison.batches,
             "data": comparison.use.document(),
             "explanation": why,
-            **_replications_json(replicated),
         },
         blocks=(
             table,
             resources_table(comparison),
             *(() if tokens is None else (target_table(comparison, tokens),)),
             why,
-            *_replications_blocks(replicated),
             account_table(comparison.feasible),
         ),
         notes=remarks(comparison),
@@ -100,28 +89,14 @@ def compare_document(
     )
 
 
-def _replications_json(replicated: Sequence[Replicated]) -> dict[str, object]:
-    return {"replications": replications_table(replicated).records()} if replicated else {}
-
-
-def _replications_blocks(replicated: Sequence[Replicated]) -> tuple[Table[Replicated], ...]:
-    return (replications_table(replicated),) if replicated else ()
-
-
-def simulate_document(
-    comparison: Comparison, target: Target | None = None, replicated: Sequence[Replicated] = ()
-) -> Document:
+def simulate_document(comparison: Comparison, target: Target | None = None) -> Document:
     """Everything about one strategy."""
     return scenario_document(
         "simulate",
         comparison.scenario,
         outcome_json(comparison.base, comparison.scenario.costs, target=target),
-        more={"data": comparison.use.document(), **_replications_json(replicated)},
-        blocks=(
-            step_table(comparison, target),
-            *_replications_blocks(replicated),
-            account_table(comparison.feasible),
-        ),
+        more={"data": comparison.use.document()},
+        blocks=(step_table(comparison, target), account_table(comparison.feasible)),
         notes=remarks(comparison),
         files=comparison_files(comparison, comparison_table(comparison)),
         bands=(comparison.base.band,),

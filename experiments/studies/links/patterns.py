@@ -103,8 +103,5 @@ def _activities(
 
 def _lanes(members: Ints, node_gpus: int) -> Ints:
     """[nodes, lanes]: a ring over whole nodes has a lane for each of their GPUs."""
-    return (
-        members.reshape(-1, node_gpus)
-        if len(members) % node_gpus == 0 and len(members) > node_gpus
-        else members
-    )
+    whole = len(members) % node_gpus == 0 and len(members) > node_gpus
+    return members.reshape(-1, node_gpus) if whole else members

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import OutputFile, files_of
 from hdpsim.experiments.output.plots.links import Layer, plot_fabric_load, plot_link_load, plot_ring_hops
 
 from .report import SeenLinks, seen_links
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.studies.comparing.compare import Outcome
     from hdpsim.simulator.play.flows.rings import RingHops
 
-DRAWN_LINKS = 16
+DRAWN_LINKS = 16  # data/files.yaml says it, too
 PERIODS = 400
 MOST_COLUMNS = 480
 """Of a layer in the picture: more links side by side are drawn as the hottest of neighbours."""
@@ -47,43 +47,23 @@ _KINDS: dict[str, tuple[LinkKind, LinkKind]] = {
 
 
 def link_pictures(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
-    """The figures of every strategy that has a record of its links."""
-    files = []
-    for outcome in outcomes:
-        for seen in seen_links([outcome]):
-            files += _pictures(seen, outcome)
-    return tuple(files)
+    """Figures of the strategies whose links were recorded, and carry anything."""
+    return tuple(
+        file for outcome in outcomes for seen in seen_links([outcome]) for file in _pictures(seen, outcome)
+    )
 
 
-def _pictures(seen: SeenLinks, outcome: Outcome) -> list[OutputFile]:
+def _pictures(seen: SeenLinks, outcome: Outcome) -> tuple[OutputFile, ...]:
     if not (seen.carried_bytes > 0).any():
-        return []
-    name = seen.strategy
-    files = [
-        OutputFile(
-            f"link_load_{name}",
-            partial(draw_link_load, seen),
-            f"First batch: load of the {DRAWN_LINKS} hottest links over the step, of links that carry the same the "
-            "first one.",
-        ),
-        OutputFile(
-            f"fabric_load_{name}",
-            partial(draw_fabric_load, seen),
-            "First batch: mean load of every link between nodes, layer by layer; blocks with the same loads are drawn "
-            "once.",
-        ),
-    ]
+        return ()
+    contents: dict[str, Callable[[], object]] = {
+        "link_load": partial(draw_link_load, seen),
+        "fabric_load": partial(draw_fabric_load, seen),
+    }
     network = outcome.results[0].network
     if network is not None and network.ring is not None:
-        files.append(
-            OutputFile(
-                f"ring_hops_{name}",
-                partial(draw_ring, network.ring, name),
-                "First batch: how long each hop of the ring that sends most needs its links, alone and beside other "
-                "transfers; zero: inside a node.",
-            )
-        )
-    return files
+        contents["ring_hops"] = partial(draw_ring, network.ring, seen.strategy)
+    return files_of("links", contents, of=seen.strategy)
 
 
 def draw_link_load(seen: SeenLinks) -> Figure:

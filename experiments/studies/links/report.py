@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.experiments.output.document import OutputFile
+from hdpsim.experiments.output.document import OutputFile, files_of
 from hdpsim.experiments.output.timeline.step import LinkLane
 
 from .over_steps import IN_DATA, NAMED, hot_words, mean_load
@@ -26,7 +26,7 @@ LANES = 16
 LANE_PERIODS = 1_000
 """Points of each one's load."""
 
-MOST_COLLISIONS = 10_000
+MOST_COLLISIONS = 10_000  # data/files.yaml says it, too
 """Rows of a table of collisions for each strategy: the dearest."""
 
 
@@ -233,32 +233,18 @@ def link_lanes(seen: SeenLinks) -> list[LinkLane]:
 
 
 def links_files(outcomes: Iterable[Outcome]) -> tuple[OutputFile, ...]:
-    """Tables of links and collisions; none where nothing was recorded."""
+    """Tables of the links, of the strategies whose links were recorded."""
     several = seen_links(outcomes)
     if not several:
         return ()
     over = {one.strategy: one.links for one in outcomes if one.links}
-    every_batch = OutputFile(
-        "links_all_batches.csv",
-        lambda: [{"strategy": name, **row} for name, links in over.items() for row in links.rows()],
-        "All batches, one row per strategy and link that can hold transfers up, the hottest first: rate, bytes, mean "
-        "share of the rate, and the highest one of a batch (in_step: which).",
-    )
-    return (
-        OutputFile(
-            "links.csv",
-            lambda: [row for seen in several for row in link_rows(seen)],
-            "First batch, one row per strategy and link that carries anything: kind, place (see the names of links in "
-            "`docs/explanation/flows.md`), rate, bytes, mean and peak share of the rate, seconds above 95 % of it, "
-            "seconds in which a flap held its flows up, and the first link that carries the same all the time.",
-        ),
-        OutputFile(
-            "collisions.csv",
-            partial(collision_rows, several),
-            "First batch: which transfer lost how many seconds on which link to which other one, the dearest first "
-            f"(at most {MOST_COLLISIONS:,} rows per strategy; met is empty where the link itself was slow or paused). "
-            "Links that carry the same count once; equal_links says how many there are.",
-            columns=("strategy", "link", "transfer", "met", "lost_s", "equal_links"),
-        ),
-        *((every_batch,) if over else ()),
-    )
+    contents: dict[str, Callable[[], object]] = {
+        "links.csv": lambda: [row for seen in several for row in link_rows(seen)],
+        "collisions.csv": partial(collision_rows, several),
+    }
+    if over:
+        contents["links_all_batches.csv"] = lambda: [
+            {"strategy": name, **row} for name, links in over.items() for row in links.rows()
+        ]
+    collisions = ("strategy", "link", "transfer", "met", "lost_s", "equal_links")
+    return files_of("links", contents, collisions=collisions)

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, interval
 from hdpsim.experiments.output.statistics import FEWEST, Estimate, estimate, paired_ratio
-from hdpsim.experiments.studies.comparing.compare import Report, counted, silent
+from hdpsim.experiments.studies.comparing.compare import Report, counted, reported, silent
 from hdpsim.experiments.studies.step_report import ratio_words
 from hdpsim.simulator.planning import planning_problem
 from hdpsim.simulator.playing import play_plan
@@ -87,10 +87,9 @@ def replicate_runs(
 
     _refuse_if_nothing_is_drawn(scenario)
     seconds = []
-    for number in range(count):
+    for number in reported(range(count), report, count):
         other = replace(scenario, execution=replace(scenario.execution, replication=number))
         seconds.append(simulate_many(other, steps).period_s.mean)
-        report(number + 1, count)
     return (Replicated(strategy=scenario.strategy.name, seconds=tuple(seconds), base=tuple(seconds)),)
 
 
@@ -102,14 +101,13 @@ def _refuse_if_nothing_is_drawn(scenario: Scenario) -> None:
         )
 
 
-def with_replications(document: Document, rows: Sequence[Replicated]) -> Document:
-    """The document with what the replications say behind its first table; the same without any."""
+def with_replications(document: Document, rows: Sequence[Replicated], place: int = 1) -> Document:
+    """The document with what the replications say in that place of its blocks; the same without any."""
     if not rows:
         return document
-    table = replications_table(rows)
-    first, *others = document.blocks
+    table, blocks = replications_table(rows), document.blocks
     payload = {**document.payload, "replications": table.records()}
-    return replace(document, blocks=(first, table, *others), payload=payload)
+    return replace(document, blocks=(*blocks[:place], table, *blocks[place:]), payload=payload)
 
 
 def _seconds(outcome: Outcome, count: int, played: Callable[[], None]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.amounts import duration
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of
+from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots.steps import plot_steps
 from hdpsim.experiments.output.plots.time import plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
@@ -90,9 +91,7 @@ def run_json(run: ManySteps) -> dict[str, Any]:
         "end_s": run.end_s,
         "period_s": estimate_json(run.period_s),
         "tokens_per_s": estimate_json(run.tokens_per_s),
-        "mfu": run.mfu,
-        "mfu_full": run.mfu_full,
-        "alone_s": run.alone_s,
+        **attributes(run, "mfu mfu_full alone_s"),
         "band": None if run.band is None else run.band.document(run.period_s.mean, run.tokens_per_s.mean),
         "wait_s": {reason: run.wait_s(reason) for reason in REASONS},
         "account_s": run.account_s(),

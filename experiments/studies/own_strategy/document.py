@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hdpsim.experiments.output.document import Column, Document, Table
+from hdpsim.experiments.output.json_data import attributes
 
 from .check import PROMISES, RANKS, Broken, StrategyCheck
 
@@ -38,11 +39,8 @@ def strategy_check_document(found: StrategyCheck, scenario: str) -> Document:
             },
             "broken": [
                 {
-                    "promise": one.promise,
-                    "message": one.message,
-                    "lengths": list(one.case.lengths),
-                    "ranks": one.case.ranks,
-                    "stages": one.case.stages,
+                    **attributes(one, "promise message"),
+                    **attributes(one.case, "lengths ranks stages"),
                 }
                 for one in found.broken
             ],
