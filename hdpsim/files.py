@@ -17,14 +17,9 @@ from typing import BinaryIO
 
 from hdpsim.interrupts import held
 
-_NEW_FILE = (
-    os.O_RDWR
-    | os.O_CREAT
-    | os.O_EXCL
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+# Flags that only some systems have add nothing elsewhere.
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+_NEW_FILE |= sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
 _LONGEST_NAME = 40  # characters of the final name that are kept in a temporary one: 255 bytes are the limit
 
 _made: dict[Path, bool] = {}

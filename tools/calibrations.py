@@ -20,8 +20,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hdpsim.cost_models.calibration.calibration import load_calibration
+from hdpsim.experiments.calibration.report import known_before
 from hdpsim.experiments.calibration.run import calibrate
-from hdpsim.experiments.output.tables import TextTable, markdown
+from hdpsim.experiments.output.document import Column, Table
 from hdpsim.experiments.validation.kernels import check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,54 +45,44 @@ _BITS = (("fp4", 4), ("nvfp4", 4), ("fp8", 8), ("mxfp8", 8))
 _BLOCK = re.compile(r"(<!-- calibrations:(\w+) -->\n)(.*?)(<!-- calibrations end -->)", re.DOTALL)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A Markdown table whose first *left* columns are words."""
-    shown = TextTable(
-        title="", columns=tuple(heads), rows=tuple(map(tuple, rows)), left=frozenset(range(left))
-    )
-    return f"{markdown(shown)}\n"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _signed(half_width: float) -> str:
+    return f"+- {half_width:.2g}"
 
 
 def constants_table(stages: Mapping[str, Mapping[str, Any]]) -> str:
-    """What was fitted."""
-    return table(
-        ("Calibration", "Constant", "Known before", "Fitted", "95 %", "In the file"),
-        [
-            (
-                name,
-                f"`{row['name']}`",
-                "-" if row["doubt"] is None else f"{row['prior']:.3g} +- {1.96 * row['doubt']:.2g}",
-                f"{row['fitted']:.3g}",
-                f"+- {row['half_width']:.2g}",
-                f"{row['value']:.3g}",
-            )
-            for name, stage in stages.items()
-            for row in stage["constants"]
-        ],
-        left=2,
+    """What was known of every constant, what was fitted, and what its file says."""
+    columns: tuple[Column[Any], ...] = (
+        Column("Calibration"),
+        Column("name", heading="Constant", format="`{}`".format, left=True),
+        Column("prior", lambda row: known_before(row) or None, heading="Known before"),
+        Column("fitted", heading="Fitted", format=".3g"),
+        Column("half_width", heading="95 %", format=_signed),
+        Column("value", heading="In the file", format=".3g"),
     )
+    rows = [{"Calibration": name, **row} for name, stage in stages.items() for row in stage["constants"]]
+    return f"{Table(columns=columns, rows=rows).markdown()}\n"
 
 
 def sources_table(stages: Mapping[str, Mapping[str, Any]]) -> str:
-    """What each source says of the others."""
-    return table(
-        ("Calibration", "Source", "Count", "At the start", "Fitted", "Left out", "Moves another by", ""),
-        [
-            (
-                name,
-                row["left_out"],
-                f"{row['records']:,}",
-                f"{100 * row['median_abs_error_at_start']:.1f}",
-                f"{100 * row['median_abs_error_fitted']:.1f}",
-                f"{100 * row['median_abs_error']:.1f}",
-                f"{100 * row['largest_shift']:.1f}",
-                row["shifted"],
-            )
-            for name, stage in stages.items()
-            for row in stage["left_out_one_by_one"]
-        ],
-        left=2,
+    """Errors of every source at the start, fitted, and left out of the fit, in %."""
+    columns: tuple[Column[Any], ...] = (
+        Column("Calibration"),
+        Column("left_out", heading="Source", left=True),
+        Column("records", heading="Count", format=","),
+        Column("median_abs_error_at_start", heading="At the start", format=_percent),
+        Column("median_abs_error_fitted", heading="Fitted", format=_percent),
+        Column("median_abs_error", heading="Left out", format=_percent),
+        Column("largest_shift", heading="Moves another by", format=_percent),
+        Column("shifted", heading=""),
     )
+    rows = [
+        {"Calibration": name, **row} for name, stage in stages.items() for row in stage["left_out_one_by_one"]
+    ]
+    return f"{Table(columns=columns, rows=rows).markdown()}\n"
 
 
 def summary(stages: Mapping[str, Mapping[str, Any]]) -> str:
@@ -148,21 +139,28 @@ def kernel_errors(paths: Sequence[str]) -> str:
         for words in dict.fromkeys(_TOGETHER.values())
         if together[words]
     )
-    return f"Median absolute errors: {medians}.\n\n" + table(
-        ("kernels", "GPU", "count", "median abs. error", "median error", "90 % within"),
-        [
-            (
-                kind,
-                gpu,
-                f"{len(errors):,}",
-                f"{100 * np.median(np.abs(errors)):.1f} %",
-                f"{100 * np.median(errors):+.1f} %",
-                f"{100 * np.percentile(np.abs(errors), 90):.1f} %",
-            )
-            for (_, kind, gpu), errors in sorted(groups.items())
-        ],
-        left=2,
+    columns: tuple[Column[Any], ...] = (
+        Column("kernels", lambda group: group[0][1]),
+        Column("GPU", lambda group: group[0][2], left=True),
+        Column("count", lambda group: len(group[1]), format=","),
+        Column(
+            "",
+            lambda group: 100 * np.median(np.abs(group[1])),
+            heading="median abs. error",
+            format="{:.1f} %".format,
+        ),
+        Column(
+            "", lambda group: 100 * np.median(group[1]), heading="median error", format="{:+.1f} %".format
+        ),
+        Column(
+            "",
+            lambda group: 100 * np.percentile(np.abs(group[1]), 90),
+            heading="90 % within",
+            format="{:.1f} %".format,
+        ),
     )
+    groups_table = Table(columns=columns, rows=sorted(groups.items()))
+    return f"Median absolute errors: {medians}.\n\n{groups_table.markdown()}\n"
 
 
 def main() -> None:

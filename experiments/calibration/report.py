@@ -198,7 +198,7 @@ def _blocks(stage: Row) -> tuple[Table[Row] | str, ...]:
     fitted: tuple[Column[Row], ...] = (
         Column("name", heading="constant"),
         Column("start", format=".4g"),
-        Column("prior", _known_before, heading="known before"),
+        Column("prior", known_before, heading="known before"),
         Column("fitted", format=".4g"),
         Column("half_width", heading="95 %", format="+- {:.2g}".format),
         Column("", lambda row: f"{row['low']:g} to {row['high']:g}", heading="allowed"),
@@ -222,7 +222,8 @@ def _blocks(stage: Row) -> tuple[Table[Row] | str, ...]:
     )
 
 
-def _known_before(row: Row) -> str:
+def known_before(row: Row) -> str:
+    """What was known of a constant before it was fitted; empty where nothing was."""
     return "" if row["doubt"] is None else f"{row['prior']:.3g} +- {1.96 * row['doubt']:.2g}"
 
 

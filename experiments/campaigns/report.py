@@ -96,6 +96,7 @@ def summary_table(study: CampaignStudy) -> Table[tuple[str, str]]:
     plan, duration_s = study.plan, study.plan.setup.duration_s
     mtbf, expected = study.mtbf_s, plan.expected_mtbf_s
     note = "" if plan.closed_form_valid else ", outside its validity"
+    restarts = with_interval(study.restarts, 1, 1)
     rows = [
         ("effective training time", f"{with_interval(study.ettr, 100, 2)} %"),
         ("closed form", f"{100 * plan.closed_form_ettr:.2f} % (first order{note})"),
@@ -103,10 +104,7 @@ def summary_table(study: CampaignStudy) -> Table[tuple[str, str]]:
         ("tokens", f"{tokens_with_interval(study.tokens)} in {_time(duration_s)}"),
         ("throughput", f"{study.tokens.mean / duration_s:,.0f} tokens/s"),
         ("MTBF", f"{_time(mtbf, 'no failure in these runs')} (expected: {_time(expected)})"),
-        (
-            "restarts",
-            f"{with_interval(study.restarts, 1, 1)}, unplanned {with_interval(study.failures, 1, 1)}",
-        ),
+        ("restarts", f"{restarts}, unplanned {with_interval(study.failures, 1, 1)}"),
     ]
     if study.tokens.mean > 0:
         rows.append(("tokens cost", study.costs.words))

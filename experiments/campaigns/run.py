@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
 
 
-WORTH_A_POOL_S = (
-    2.0  # processes take about a second to start; less work than this is done sooner without them
-)
+# processes take about a second to start; less work than this is done sooner without them
+WORTH_A_POOL_S = 2.0
 
 MARGIN, LEAST_SHARE, MOST_DOUBLINGS = 1.1, 0.05, 5
 """A run to a number of tokens: this much longer than the closed form expects, and again twice as long if need be."""

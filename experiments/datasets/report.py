@@ -11,6 +11,7 @@ import numpy as np
 from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.experiments.output.document import Document, OutputFile, files_of
 from hdpsim.experiments.output.json_data import attributes
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.output.plots.style import (
     GRID,
     INK,
@@ -100,19 +101,10 @@ def _weighted(replay: DatasetReplay, name: str) -> float:
     return float(np.average([getattr(step, name) for step in replay.steps], weights=seconds))
 
 
-_ENDS = {
-    "end of the data": "the whole of the data",
-    "steps": "as many steps as asked for",
-    "confidence": "stopped early: the interval is as tight as asked for",
-    "interrupted": "PARTIAL: interrupted",
-    "error": "PARTIAL: stopped by an error",
-}
-
-
 def replay_lines(replay: DatasetReplay) -> list[str]:
     """What came out, in sentences."""
     throughput, count = replay.throughput, len(replay.steps)
-    ending = _ENDS[replay.stopped]
+    ending = meanings("ends_of_replays")[replay.stopped]
     if not count:
         return [f"No step was finished ({ending})."]
     rates = [step.tokens_per_s for step in replay.steps]

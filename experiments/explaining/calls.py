@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -144,26 +145,24 @@ def products_of(call: Call) -> list[Document]:
             np.broadcast_to(np.asarray(kernel.inputs[axis], dtype=np.float64), every.shape)
             for axis in ("m", "n", "k", "groups")
         ]
-        for pass_, side in enumerate(sides):
-            seconds = every[pass_]
-            m, n, k, groups = (size[pass_] for size in sizes)
-            flop = 2.0 * groups * m * n * k
-            for place in range(count):
-                busy_s = float(seconds[place].mean())
-                rows.append(
-                    {
-                        "product": names[first + place] or f"product_{first + place}",
-                        "side": side,
-                        **{
-                            axis: float(size[place].mean())
-                            for axis, size in zip("mnk", (m, n, k), strict=True)
-                        },
-                        "groups": int(groups[place, 0]),
-                        "per_layer": int(per_layer[first + place]),
-                        "seconds_per_layer": per_layer[first + place] * busy_s,
-                        "flop_per_s": float(flop[place].mean()) / busy_s if busy_s > 0 else 0.0,
-                    }
-                )
+        m, n, k, groups = sizes
+        busy_s, flop = every.mean(axis=2), (2.0 * groups * m * n * k).mean(axis=2)
+        for (pass_, side), place in product(enumerate(sides), range(count)):
+            one_s, each = float(busy_s[pass_, place]), per_layer[first + place]
+            rows.append(
+                {
+                    "product": names[first + place] or f"product_{first + place}",
+                    "side": side,
+                    **{
+                        axis: float(size[pass_, place].mean())
+                        for axis, size in zip("mnk", sizes, strict=False)
+                    },
+                    "groups": int(groups[pass_, place, 0]),
+                    "per_layer": int(each),
+                    "seconds_per_layer": each * one_s,
+                    "flop_per_s": float(flop[pass_, place]) / one_s if one_s > 0 else 0.0,
+                }
+            )
         first += count
     return rows
 

@@ -8,14 +8,9 @@ from hdpsim import __version__
 from hdpsim.experiments.other_tools.importer import Imported
 from hdpsim.experiments.other_tools.scenario_text import scenario_text
 from hdpsim.experiments.output.document import Document
+from hdpsim.experiments.output.meanings import meanings
 
-_HEADS = {
-    "missing": "Needed, and not in the file:",
-    "assumed": "Filled in:",
-    "unknown": "Not understood:",
-    "not_modelled": "Changes time or memory, but no key of a scenario says so:",
-    "without_effect": "Changes neither time nor memory (logs, checkpoints, seeds, rates, ...):",
-}
+_HEADS = meanings("lists_of_imports")
 
 
 def _lists(found: Imported) -> dict[str, tuple[str, ...]]:

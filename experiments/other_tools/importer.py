@@ -20,6 +20,7 @@ from hdpsim.experiments.other_tools.shapes import catalog_name, named_alike, nam
 from hdpsim.experiments.other_tools.shell import read_flags
 from hdpsim.experiments.other_tools.table import Tool, tool
 from hdpsim.experiments.other_tools.translate import Read, read_options
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.choice import read_software
@@ -39,13 +40,6 @@ _READERS: Mapping[str, Callable[[str, str], tuple[Option, ...]]] = {
     "flags": read_flags,
     "yaml": read_yaml,
     "toml": read_toml,
-}
-_NEEDED = {
-    "model": "the model: --model NAME (hdpsim catalog models) or a path",
-    "cluster": "the GPUs: --cluster NAME (hdpsim catalog clusters, nodes, gpus)",
-    "gpus": "how many GPUs: --gpus N",
-    "data.context": "the length of a sequence",
-    "data.batch": "the global batch",
 }
 
 
@@ -227,7 +221,7 @@ class _Import:
         )
 
     def _need(self, key: str, more: str = "") -> None:
-        self.missing[key] = _NEEDED[key] + more
+        self.missing[key] = meanings("needed_of_imports")[key] + more
 
     def _model(self) -> tuple[object, Model | None]:
         origins, base = self.read.origins, self.base

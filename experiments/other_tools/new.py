@@ -15,6 +15,7 @@ from hdpsim.experiments.other_tools.machines import machine
 from hdpsim.experiments.other_tools.scenario_text import scenario_text
 from hdpsim.experiments.other_tools.shapes import named_model
 from hdpsim.experiments.output.amounts import memory_of
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.choice import read_software
@@ -205,27 +206,7 @@ def new_scenario(answers: Answer, name: str, headroom: float) -> tuple[str, Scen
         f"Written by hdpsim {__version__} from five answers. `hdpsim simulate` says how long a step is,",
         "`hdpsim compare` which strategy is best, `hdpsim plan` which layout is. Keys: docs/reference/scenarios.md.",
     ]
-    return scenario_text(ordered, _COMMENTS, head), scenario, memory
-
-
-_COMMENTS = {
-    "model": "hdpsim catalog models; or a file",
-    "cluster": "hdpsim catalog clusters, nodes",
-    "gpus": "as many of them",
-    "software": "sets what layout leaves alone as this release does",
-    "layout.tp": "tensor parallel; the fewest GPUs a model that fit",
-    "layout.pp": "pipeline stages",
-    "layout.ep": "GPUs over which experts are spread",
-    "layout.sharding": "zero3 is FSDP",
-    "layout.rank_capacity": "what memory allows with some left free",
-    "layout.recompute": "none, selective, full",
-    "data.trace": "recorded lengths",
-    "data.distribution": "lengths drawn from shares",
-    "data.lengths": "of every sequence; or a trace, a distribution",
-    "data.context": "the longest sequence; longer ones are cut",
-    "data.batch": "tokens or sequences of a step",
-    "strategy.name": "static, hdp-naive, hdp-balance, hdp-opt",
-}
+    return scenario_text(ordered, meanings("comments_of_new"), head), scenario, memory
 
 
 def _fitting(

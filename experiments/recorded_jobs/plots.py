@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,9 +24,8 @@ def plot_steps(
     place = np.arange(len(labels))
     with figure_and_axes(8.5, 4.0) as (figure, (axes,)):
         axes.plot(place, predicted_s, color=PALETTE[0], linewidth=1.6, label="predicted")
-        axes.plot(
-            place, recorded_s, "o", color=PALETTE[1], markersize=6.5, fillstyle="none", label="recorded"
-        )
+        rings: Any = {"markersize": 6.5, "fillstyle": "none"}
+        axes.plot(place, recorded_s, "o", color=PALETTE[1], label="recorded", **rings)
         axes.plot(place, ideal_s, "--", color=PALETTE[2], linewidth=1.4, label="ideal")
         every = -(-len(labels) // _TICKS)
         axes.set_xticks(place[::every], [str(label) for label in labels[::every]])
@@ -40,10 +39,8 @@ def plot_steps(
 def plot_attribution(panels: Mapping[str, Mapping[str, float]], *, title: str) -> Figure:
     """Horizontal bars, one panel per way to divide the job: seconds of a step saved by making each part ideal."""
     rows = max(len(parts) for parts in panels.values())
-    with figure_and_axes(4.3 * len(panels), max(2.6, 0.36 * rows + 1.3), 1, len(panels)) as (
-        figure,
-        axes_list,
-    ):
+    wide, high = 4.3 * len(panels), max(2.6, 0.36 * rows + 1.3)
+    with figure_and_axes(wide, high, 1, len(panels)) as (figure, axes_list):
         for axes, (name, parts) in zip(axes_list, panels.items(), strict=True):
             seconds = list(parts.values())
             colours = [PALETTE[3] if value > 0 else PALETTE[6] for value in seconds]

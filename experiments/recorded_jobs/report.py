@@ -29,14 +29,13 @@ def job_document(graph: RecordedGraph, analysis: Analysis) -> Document:
     ranks = _effects("By data-parallel rank", analysis.by_rank)
     remedies = _effects("If computation were spread evenly", analysis.remedies)
     cut = f" (the first {_STEPS_SHOWN} of {len(steps.rows)})" if len(steps.rows) > _STEPS_SHOWN else ""
-    tables: dict[str, Callable[[], object]] = {
-        "steps.csv": steps.records,
-        "by_optype.csv": kinds.records,
-        "by_stage.csv": stages.records,
-        "by_dp_rank.csv": ranks.records,
-        "by_rank.csv": workers.records,
-        "remedies.csv": remedies.records,
+    by: dict[str, Table[Any]] = {"optype": kinds, "stage": stages, "dp_rank": ranks, "rank": workers}
+    tables: dict[str, Table[Any]] = {
+        "steps": steps,
+        **{f"by_{k}": one for k, one in by.items()},
+        "remedies": remedies,
     }
+    records: dict[str, Callable[[], object]] = {f"{name}.csv": one.records for name, one in tables.items()}
     return Document(
         kind="replay-ops",
         title=f"Replay of {job.name}",
@@ -54,15 +53,10 @@ def job_document(graph: RecordedGraph, analysis: Analysis) -> Document:
             "steps": steps.records(),
             "summary": _summary_json(analysis),
             "slowdown": analysis.slowdown,
-            "attribution": {
-                "by_optype": kinds.records(),
-                "by_stage": stages.records(),
-                "by_dp_rank": ranks.records(),
-                "by_rank": workers.records(),
-            },
+            "attribution": {f"by_{name}": table.records() for name, table in by.items()},
             "remedies": remedies.records(),
         },
-        files=files_of("replay-ops", tables | _figures(graph, analysis)),
+        files=files_of("replay-ops", records | _figures(graph, analysis)),
     )
 
 

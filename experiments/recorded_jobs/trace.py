@@ -30,9 +30,13 @@ COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 """The columns a trace needs; others are ignored."""
 
 _LONGEST_S = 1e6  # an operation or a step of eleven days is milliseconds taken for seconds
-_LATEST_S = (
-    1e11  # thousands of years after 1970, in seconds; later ones are no seconds, and lose the microseconds
-)
+# thousands of years after 1970, in seconds; later ones are no seconds, and lose the microseconds
+_LATEST_S = 1e11
+
+
+_OF_COLUMN = {
+    "data_parallel_rank": "dp_rank", "stage": "stage", "rank": "rank", "sequence": "seq_id", "chunk": "mc",
+}  # fmt: skip
 
 
 def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
@@ -49,25 +53,17 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
     integers = {column: _integers(table, column, path) for column in _INTEGERS}
     start_s, duration_s = (_numbers(table, column, path) for column in _SECONDS)
     kind = _kinds(table, path)
+    too_long, too_late = (duration_s < 0) | (duration_s > _LONGEST_S), np.abs(start_s) > _LATEST_S
+    _refuse(path, too_long, lambda row: f"duration is {duration_s[row]:g}; expected 0 to {_LONGEST_S:g} s")
     _refuse(
-        path,
-        (duration_s < 0) | (duration_s > _LONGEST_S),
-        lambda row: f"duration is {duration_s[row]:g}; expected 0 to {_LONGEST_S:g} s",
-    )
-    _refuse(
-        path,
-        np.abs(start_s) > _LATEST_S,
-        lambda row: f"start_ts is {start_s[row]:g}; expected seconds, at most {_LATEST_S:g}",
+        path, too_late, lambda row: f"start_ts is {start_s[row]:g}; expected seconds, at most {_LATEST_S:g}"
     )
     steps, step = np.unique(integers["step"], return_inverse=True)
     first_s = np.full(len(steps), np.inf)
     np.minimum.at(first_s, step, start_s)
     after_s = start_s - first_s[step]
-    _refuse(
-        path,
-        after_s > _LONGEST_S,
-        lambda row: f"starts {after_s[row]:g} s after its step; at most {_LONGEST_S:g} s",
-    )
+    late = after_s > _LONGEST_S
+    _refuse(path, late, lambda row: f"starts {after_s[row]:g} s after its step; at most {_LONGEST_S:g} s")
     job = RecordedJob(
         name=name,
         data_parallel=degrees["dp_size"],
@@ -76,12 +72,8 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
         gpus=degrees["world_size"],
         steps=steps,
         step=step.astype(np.int64),
-        data_parallel_rank=integers["dp_rank"],
-        stage=integers["stage"],
-        rank=integers["rank"],
         kind=kind,
-        sequence=integers["seq_id"],
-        chunk=integers["mc"],
+        **{field: integers[column] for field, column in _OF_COLUMN.items()},
         virtual_stage=np.where(is_kind(kind, *COMPUTE), integers["gmc"], -1),
         start_s=after_s,
         duration_s=duration_s,
@@ -135,12 +127,11 @@ def _read_table(path: Path) -> pd.DataFrame:
         if name.endswith((".parquet", ".pq")):
             table = _parquet(path, most)
         elif name.endswith((".csv", ".csv.gz")):
-            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
-                head = pd.read_csv(file, nrows=0)
-            with open_trace(path, name.endswith(".gz"), "operations_bytes") as file:
-                table = pd.read_csv(
-                    file, nrows=most + 1, usecols=_wanted(path, list(head.columns)), low_memory=False
-                )
+            packed = name.endswith(".gz")
+            with open_trace(path, packed, "operations_bytes") as file:
+                wanted = _wanted(path, list(pd.read_csv(file, nrows=0).columns))
+            with open_trace(path, packed, "operations_bytes") as file:
+                table = pd.read_csv(file, nrows=most + 1, usecols=wanted, low_memory=False)
         else:
             raise UserInputError(f"{path}: expected a name that ends in .parquet, .pq, .csv or .csv.gz")
     except UnreadableError as error:
@@ -185,11 +176,8 @@ def _numbers(table: pd.DataFrame, column: str, path: Path) -> Floats:
         numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     except (OverflowError, ValueError):  # a whole number of hundreds of digits
         numbers = np.array([as_number(str(value)) for value in values])
-    _refuse(
-        path,
-        ~np.isfinite(numbers),
-        lambda row: f"{column} is {quoted(values.iloc[row])}; expected a finite number",
-    )
+    wrong = ~np.isfinite(numbers)
+    _refuse(path, wrong, lambda row: f"{column} is {quoted(values.iloc[row])}; expected a finite number")
     return numbers
 
 
@@ -231,14 +219,12 @@ def _check_degrees(job: RecordedJob, path: Path, meta: Path) -> None:
     )
     for column, values, which, size, degree in checks:
         _check_column(path, column, values, which, size, f"{degree} is {size} in {meta}")
-    _refuse(
-        path,
-        compute & (job.virtual_stage % job.stages != job.stage),
-        lambda row: (
-            f"gmc {job.virtual_stage[row]} does not lie on stage {job.stage[row]} of {job.stages}: "
-            "gmc is mc x pp_size + stage"
-        ),
-    )
+
+    def elsewhere(row: int) -> str:
+        where = f"gmc {job.virtual_stage[row]} does not lie on stage {job.stage[row]} of {job.stages}"
+        return f"{where}: gmc is mc x pp_size + stage"
+
+    _refuse(path, compute & (job.virtual_stage % job.stages != job.stage), elsewhere)
 
 
 def _check_column(path: Path, column: str, values: Ints, which: Bools, size: int, told: str) -> None:
@@ -259,11 +245,8 @@ def _check_complete(job: RecordedJob, path: Path) -> None:
         if len(idle):
             step, worker = divmod(int(idle[0]), job.workers)
             rank, stage = divmod(worker, job.stages)
-            raise TraceError(
-                f"step {job.steps[step]} has no {kind} of dp_rank {rank} stage {stage}; every worker of a "
-                "step is needed",
-                str(path),
-            )
+            lacks = f"step {job.steps[step]} has no {kind} of dp_rank {rank} stage {stage}"
+            raise TraceError(f"{lacks}; every worker of a step is needed", str(path))
     order = np.lexsort((job.sequence, job.kind, job.lane))
     same = np.ones(len(job) - 1, dtype=np.bool_)
     for values in (job.lane, job.kind, job.sequence):

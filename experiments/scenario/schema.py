@@ -75,9 +75,12 @@ strategy_name = Parser(
     choices=strategy_names(),
 )
 
-_BUFFER = quantity("bytes", zero=True)
-_BYTES_PER_UNIT = number(RANGES["stack_bytes"])
-"""Bytes per parameter or logit, a plain number."""
+_BUFFERS = "cuda_context_bytes", "library_bytes", "nccl_bytes_per_group"
+_BYTES_PER_UNIT = tuple(
+    f"{name}_bytes" for name in ("logit", "bucket", "loose_gradient", "gather_buffer", "eight_bit_copy")
+)
+"""Bytes per parameter or logit, plain numbers."""
+_KEPT = tuple(field.name for field in fields(LayerActivations))
 
 KEYS: Mapping[str, Key] = {
     **keys_without_field("head"),
@@ -95,19 +98,11 @@ KEYS: Mapping[str, Key] = {
         "memory",
         MemoryOverheads,
         {
-            "cuda_context_bytes": _BUFFER,
-            "library_bytes": _BUFFER,
-            "nccl_bytes_per_group": _BUFFER,
+            **dict.fromkeys(_BUFFERS, quantity("bytes", zero=True)),
+            **dict.fromkeys(_BYTES_PER_UNIT, number(RANGES["stack_bytes"])),
             "activation_factor": number(RANGES["activation_factor"]),
-            "logit_bytes": _BYTES_PER_UNIT,
             "selective_share": or_word("layout", number(RANGES["share"])),
-            "selective_keeps": or_word(
-                "share", some_of(tuple(field.name for field in fields(LayerActivations)))
-            ),
-            "bucket_bytes": _BYTES_PER_UNIT,
-            "loose_gradient_bytes": _BYTES_PER_UNIT,
-            "gather_buffer_bytes": _BYTES_PER_UNIT,
-            "eight_bit_copy_bytes": _BYTES_PER_UNIT,
+            "selective_keeps": or_word("share", some_of(_KEPT)),
         },
     ),
     **keys_of(

@@ -288,8 +288,9 @@ class Target:
             "seconds": estimate_json(self.seconds),
             "seconds_p10": self.between_s and self.between_s[0],
             "seconds_p90": self.between_s and self.between_s[1],
-            **attributes(self, "gpu_hours usd kwh"),
+            **attributes(self, "gpu_hours usd"),
             "usd_range": self.costs.usd(self.tokens),
+            "kwh": self.kwh,
             "co2_kg": self.costs.co2_kg(self.tokens),
             "price": self.costs.price.document(),
         }

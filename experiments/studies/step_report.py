@@ -337,6 +337,8 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
     """The figures of one strategy, one below the other."""
     scenario, outcome = comparison.scenario, comparison.base
     first, tokens_per_s = outcome.results[0], outcome.tokens_per_s
+    memory, largest = first.memory, counted(first.largest_group, "rank")
+    bound_s = np.mean(outcome.lower_bounds_s)
     rows = [
         ("step", f"{with_interval(outcome.step_s, digits=3)} s"),
         ("throughput", f"{with_interval(tokens_per_s)} tokens/s"),
@@ -347,19 +349,10 @@ def step_table(comparison: Comparison, target: Target | None = None) -> Table[tu
             for place, (words, rate) in enumerate(flop_rates(outcome).items())
         ),
         ("the step is", split_words(outcome.shares())),
-        (
-            "memory",
-            f"{memory_of(first.memory)} ({fits_words(first.memory)}): {first.memory.largest_parts()}",
-        ),
+        ("memory", f"{memory_of(memory)} ({fits_words(memory)}): {memory.largest_parts()}"),
         ("tokens per step", f"{np.mean([result.tokens for result in outcome.results]):,.0f}"),
-        (
-            "micro-batches",
-            f"{first.plan_micro_batches:,}, largest group {counted(first.largest_group, 'rank')}",
-        ),
-        (
-            "over bound",
-            f"{outcome.over_bound:+.1%}: no plan takes less than {np.mean(outcome.lower_bounds_s):.3f} s",
-        ),
+        ("micro-batches", f"{first.plan_micro_batches:,}, largest group {largest}"),
+        ("over bound", f"{outcome.over_bound:+.1%}: no plan takes less than {bound_s:.3f} s"),
     ]
     if outcome.mesh is not None:
         rows.append(("static mesh", outcome.mesh.words))

@@ -12,10 +12,12 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
+from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.experiments.output.amounts import large_amount
 from hdpsim.experiments.output.files.out_file import replacing
 
@@ -43,31 +45,6 @@ _STRATEGY_COLOURS = {
     "hdp-naive": "#E69F00",
     "hdp-balance": "#56B4E9",
     "hdp-opt": "#0072B2",
-}
-
-_RC: dict[str, Any] = {
-    "axes.edgecolor": "#888888",
-    "axes.axisbelow": True,
-    "axes.grid": False,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 10,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "figure.facecolor": "white",
-    "font.family": "DejaVu Sans",  # ships with matplotlib, so that every machine draws the same
-    "font.size": 10,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "hdpsim",  # fixes the identifiers inside an SVG: same data, same bytes
-    "text.color": INK,
-    "xtick.color": INK,
-    "xtick.labelsize": 9,
-    "ytick.color": INK,
-    "ytick.labelsize": 9,
 }
 
 ACCOUNT_GROUPS = ("compute", "communication", "overhead", "waiting")
@@ -99,12 +76,19 @@ _COMMUNICATION = (
 )  # fmt: skip
 
 
+@cache
+def _looks() -> Any:
+    import matplotlib as mpl
+
+    return mpl.rc_params_from_file(shipped("experiments/data/plots.mplstyle"), use_default_template=False)
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Set hdpsim's look for the plots made inside the block, and restore the caller's afterwards."""
     import matplotlib as mpl
 
-    with mpl.rc_context(cast("Any", _RC)):
+    with mpl.rc_context(_looks()):
         yield
 
 
@@ -170,7 +154,7 @@ def captioned(figure: Figure, lines: Sequence[str]) -> Figure:
     top_in = whole_in - _EDGE_IN
     for part, size, weight, colour in wrapped:
         figure.text(_EDGE_IN / width_in, top_in / whole_in, part, fontsize=size, fontweight=weight, color=colour,
-                    va="top", family=_RC["font.family"], parse_math=False)  # fmt: skip
+                    va="top", family="DejaVu Sans", parse_math=False)  # fmt: skip
         top_in -= _LEADING * size / 72.0
     engine = figure.get_layout_engine()
     if engine is not None:

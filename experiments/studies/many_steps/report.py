@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.cost_models.reading.units import format_quantity
@@ -112,32 +113,11 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
         Column("end_s", heading="ends", unit="s", format=",.3f"),
         Column("period_s", heading="period", unit="s", format=".3f"),
         Column("step_s", heading="step itself", unit="s", format=".3f"),
-        *(
-            Column(
-                f"wait_{reason}_s",
-                heading=f"waits for {reason.replace('_', ' ')}",
-                unit="s",
-                format=lambda seconds: f"{seconds:.3f}" if seconds else "",
-                optional=True,
-            )
-            for reason in REASONS
-        ),
-        *(
-            Column(
-                name,
-                take,
-                heading=heading,
-                unit="s",
-                format=lambda seconds: f"{seconds:+.3f}" if abs(seconds) >= 5e-4 else "",
-                optional=True,
-            )
-            for name, take, heading in (
-                ("sharing_s", lambda row: row.step.sharing_s, "transfers that met"),
-                ("flaps_s", lambda row: row.step.flaps_s, "link flaps"),
-                ("contention_s", lambda row: row.contention_s, "storage on its links"),
-                ("carry_over_s", lambda row: row.carry_over_s, "carried over"),
-            )
-        ),
+        *(_seconds_if_any(f"wait_{reason}_s", f"waits for {reason.replace('_', ' ')}") for reason in REASONS),
+        _seconds_if_any("sharing_s", "transfers that met", lambda row: row.step.sharing_s, sign="+"),
+        _seconds_if_any("flaps_s", "link flaps", lambda row: row.step.flaps_s, sign="+"),
+        _seconds_if_any("contention_s", "storage on its links", sign="+"),
+        _seconds_if_any("carry_over_s", "carried over", sign="+"),
         *_hottest_columns(run),
         Column("ready_batches", heading="ready"),
         Column("tokens", lambda row: row.step.tokens, format=","),
@@ -153,6 +133,17 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
     return Table(title="Steps", columns=columns, rows=run.steps)
 
 
+def _seconds_if_any(
+    key: str, heading: str, take: Callable[[RunStep], float] | None = None, *, sign: str = ""
+) -> Column[RunStep]:
+    """Seconds that most steps lack; with a sign, less than half a millisecond is none."""
+
+    def words(seconds: float) -> str:
+        return f"{seconds:{sign}.3f}" if (abs(seconds) >= 5e-4 if sign else seconds) else ""
+
+    return Column(key, take, heading=heading, unit="s", format=words, optional=True)
+
+
 def _hottest_columns(run: ManySteps) -> Iterator[Column[RunStep]]:
     if run.links is not None:
         hottest = run.links.hottest
@@ -163,14 +154,8 @@ def _hottest_columns(run: ManySteps) -> Iterator[Column[RunStep]]:
 def _first_steps(run: ManySteps) -> Table[RunStep]:
     table = steps_table(run)
     more = len(run.steps) - SHOWN_STEPS
-    return Table(
-        title=table.title,
-        columns=table.columns,
-        rows=run.steps[:SHOWN_STEPS],
-        notes=(f"and {more:,} more: --out DIR writes all as steps.csv, --json prints them",)
-        if more > 0
-        else (),
-    )
+    notes = (f"and {more:,} more: --out DIR writes all as steps.csv, --json prints them",)
+    return replace(table, rows=run.steps[:SHOWN_STEPS], notes=notes if more > 0 else ())
 
 
 def _summary(run: ManySteps) -> Table[tuple[str, str]]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from hdpsim.errors import DeadlockError, HdpSimError, InfeasibleError, PlanError, ScenarioError, StrategyError
+from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.scenario.scenario import Scenario
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_micro_batches import plan_costs
@@ -38,18 +39,8 @@ PATIENCE_S = 30.0
 SHRINKING_S = 15.0
 SHRINKS = 400
 
-PROMISES = {
-    "runs": "returns a Plan, without an error",
-    "arrays": "the plan is complete and for these ranks",
-    "members": "every micro-batch has ranks that exist, each once",
-    "tokens": "every token is placed exactly once",
-    "capacity": "no rank holds more than it can",
-    "order": "ranks run what they are members of, once, at equal slots in a pipeline",
-    "deadlock": "nobody waits for ever",
-    "repeats": "the same batch gets the same plan again",
-    "plays": "the replay and the engine play it in the same time",
-}
-"""A word for every promise, in the order in which they are looked at, and what it says."""
+PROMISES = meanings("promises_of_plans")
+"""What a plan promises, in the order in which it is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
