@@ -22,7 +22,14 @@ from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.model_of_run import is_model_file, model_of_file
-from hdpsim.experiments.software.seen_columns import Precision, Recompute, RunConfig, Sharding, Task
+from hdpsim.experiments.software.seen_columns import (
+    Precision,
+    Recompute,
+    RematPolicy,
+    RunConfig,
+    Sharding,
+    Task,
+)
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.settings import FIELDS
@@ -107,7 +114,7 @@ _POSITIVE = {
 _FLAGS = ("gated_mlp", "sp", "complete")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(Task), "zero_stage": get_args(Sharding), "recompute": get_args(Recompute),
-    "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
+    "remat_policy": get_args(RematPolicy), "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
 }  # fmt: skip
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
@@ -203,6 +210,10 @@ def _record(where: str, cells: Mapping[str, str]) -> Record:
     known: dict[str, Any] = {name: values[name] for name in _CONFIG if values.get(name) is not None}
     if "framework" not in cells and values.get("source"):
         known["framework"] = values["source"]  # a file of one stack names it as its source
+    if known.get("remat_policy") and known.get("recompute") in ("none", "full"):
+        raise UserInputError(
+            f"{where}: remat_policy: goes with recompute selective, not {known['recompute']}"
+        )
     stated = {
         name: text
         for name, text in cells.items()

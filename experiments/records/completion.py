@@ -12,7 +12,7 @@ from hdpsim.experiments.records.memory import fits
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.model_of_run import named_model
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
+from hdpsim.experiments.software.seen_columns import SHAPE, RematPolicy, RunConfig
 
 _EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
 _BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")
@@ -181,15 +181,17 @@ def _shards_and_policy(config: RunConfig) -> Filled:
     )
     words = [f"parameters sharded over {group} GPUs: fewer cannot hold them"] if group else []
     words += [f"policy {policy}: of those that fit the one that keeps most"] if policy else []
-    return ({"notes": _with_notes(config, group, policy).notes}, "; ".join(words)) if words else NOTHING
+    chosen = _with_notes(config, group, policy)
+    return (
+        ({"notes": chosen.notes, "remat_policy": chosen.remat_policy}, "; ".join(words)) if words else NOTHING
+    )
 
 
-def _with_notes(config: RunConfig, group: int, policy: str) -> RunConfig:
-    """The record with both in its notes, where rules read them; 0 and an empty name say nothing."""
+def _with_notes(config: RunConfig, group: int, policy: RematPolicy | None) -> RunConfig:
+    """The record with the group in its notes, where rules read it, and the policy; 0 and None say nothing."""
     clauses = [config.notes] if config.notes else []
     clauses += [f"FSDP axis {group}"] if group else []
-    clauses += [f"remat_policy: {policy}"] if policy else []
-    return replace(config, notes="; ".join(clauses))
+    return replace(config, notes="; ".join(clauses), remat_policy=policy or config.remat_policy)
 
 
 def _groups(config: RunConfig) -> Iterator[int]:
@@ -206,7 +208,7 @@ def _groups(config: RunConfig) -> Iterator[int]:
         group *= 2
 
 
-def _policies(config: RunConfig) -> tuple[str, ...]:
-    """Names of the framework's policies from what keeps most; one without a name where nothing is to be chosen."""
+def _policies(config: RunConfig) -> tuple[RematPolicy | None, ...]:
+    """Names of the framework's policies from what keeps most; None alone where nothing is to be chosen."""
     usual = setting_of(Run(config), "usual_policies")
-    return usual.value if usual is not None and isinstance(usual.value, tuple) else ("",)
+    return usual.value if usual is not None and isinstance(usual.value, tuple) else (None,)

@@ -13,7 +13,14 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.model_of_run import known_model
-from hdpsim.experiments.software.rules import Setting, fields_set, overheads_of, settable, words_of
+from hdpsim.experiments.software.rules import (
+    Setting,
+    fields_set,
+    overheads_of,
+    settable,
+    setting_of,
+    words_of,
+)
 from hdpsim.experiments.software.seen_columns import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
@@ -62,9 +69,15 @@ def switches_of(run: Run) -> Switches:
         model=model,
         memory=overheads_of(run),
         kinds=frozenset(setting.kind for setting in ruled),
-        assumptions=tuple(setting.words for setting in settings if setting.words),
+        assumptions=tuple(setting.words for setting in (*settings, *unknown_words(run)) if setting.words),
         not_modelled=not_modelled,
     )
+
+
+def unknown_words(run: Run) -> tuple[Setting, ...]:
+    """What names its stack and its recomputation and means nothing to the rules."""
+    found = (setting_of(run, switch) for switch in ("unknown_framework", "unknown_policy"))
+    return tuple(setting for setting in found if setting is not None)
 
 
 def _sequence_parallel(config: RunConfig) -> Setting:

@@ -134,6 +134,9 @@ def _software_notes(software: Software, run: Run) -> tuple[str, ...]:
             f"software {software.shown}: layout.recompute: selective counts as attention alone; there it is one of "
             f"{', '.join(policies.value)}: say which (software: '{named}{policies.value[-1]}')"
         )
+    unknown = setting_of(run, "unknown_policy")
+    if unknown is not None:
+        notes.append(f"software: {unknown.words}")
     gathered = setting_of(run, "stays_gathered")
     if gathered is not None:
         notes.append(f"software {software.shown}: {gathered.words}: layout.sharding counts as zero1")

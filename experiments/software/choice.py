@@ -62,7 +62,9 @@ def read_software(text: str) -> Software:
     Raises:
         ValueError: an unknown stack, or a release before all known ones.
     """
-    found = _TEXT.fullmatch(text.strip())
+    folded = re.sub("[ _]", "-", text.strip().lower())
+    known_name = max((name for name in software_names() if folded.startswith(name)), key=len, default="")
+    found = _TEXT.fullmatch(known_name + text.strip()[len(known_name) :])
     if found is None:
         raise ValueError(f"expected a stack and its release, such as megatron-core 0.13, got {text!r}")
     name = found["name"].lower()
@@ -106,5 +108,7 @@ def _known_release(stack: Stack, name: str, release: str) -> str:
     known = sorted(stack.releases, key=release_number)
     before = [other for other in known if release_number(other) <= release_number(release)]
     if not before:
-        raise ValueError(f"{name} {release} is older than the releases that are known: {', '.join(known)}")
+        raise ValueError(
+            f"{name} {release} is older than the releases of {stack.name} that are known: {', '.join(known)}"
+        )
     return before[-1]

@@ -177,7 +177,7 @@ def _between_the_kept(config: RunConfig) -> float | None:
 
 def _not_kept_by_policy(config: RunConfig) -> float | None:
     """What the policy of MaxText or Paxml does not name is repeated, but the last product."""
-    layer, policy = _dense_layer(config), _POLICY.search(config.notes)
+    layer, policy = _dense_layer(config), _POLICY.search(config.words)
     if layer is None or policy is None:
         return None
     kept = next((names for word, names in _PRODUCTS.items() if word in policy[1]), layer.keys()) | {

@@ -47,13 +47,13 @@ Test = Callable[[Run], Captured | None]
 
 _TEXTS: dict[str, Callable[[Run], str]] = {
     "framework": lambda run: _framework(run),
-    "notes": lambda run: run.config.notes,
+    "notes": lambda run: run.config.words,
     "attention": lambda run: run.config.attention,
     "model": lambda run: re.sub(r"[\s_]+", "-", run.config.model_name.lower()),
     "gpu_as_written": lambda run: run.config.gpu,
     "gpu": lambda run: run.gpu,
-    "text": lambda run: f"{_framework(run)} {run.config.notes}",
-    "texts": lambda run: f"{_framework(run)} {run.config.notes} {run.config.attention}",
+    "text": lambda run: f"{_framework(run)} {run.config.words}",
+    "texts": lambda run: f"{_framework(run)} {run.config.words} {run.config.attention}",
 }
 _ONE_OF_NONE = ("tp", "pp", "cp", "ep")  # a degree that nobody states is 1
 _NUMBERS = (
@@ -153,14 +153,21 @@ def _as_rules_write(framework: str) -> str:
     return pattern.sub(lambda found: spellings[re.sub("[ _]", "-", found[0].lower())], framework)
 
 
+def name_of_stack(framework: str) -> str:
+    """What a framework begins with: its first word, or the words that are a stack of the catalog (NeMo AutoModel)."""
+    found = re.match(rf"(?:{_spellings()[0].pattern})?\S*", framework.strip(), re.IGNORECASE)
+    return found[0] if found else ""
+
+
 @cache
 def _spellings() -> tuple[re.Pattern[str], Mapping[str, str]]:
     """What matches the name of a stack in any spelling, and each name as frameworks of records are written."""
     first = {
-        name: re.split(r" \{|[/ (]", text)[0] for stack in stacks() for name, text in stack.frameworks.items()
+        name: re.split(r" \{|[/(]", text)[0] for stack in stacks() for name, text in stack.frameworks.items()
     }
-    same = {name: written for name, written in first.items() if written.lower() == name}
-    names = "|".join(re.escape(name).replace(r"\-", "[-_ ]") for name in same)
+    same = {name: written for name, written in first.items() if re.sub("[ _]", "-", written.lower()) == name}
+    longest_first = sorted(same, key=len, reverse=True)
+    names = "|".join(re.escape(name).replace(r"\-", "[-_ ]") for name in longest_first)
     return re.compile(rf"\b(?:{names})\b", re.IGNORECASE), same
 
 

@@ -7,6 +7,10 @@ from typing import Literal
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
+RematPolicy = Literal[
+    "save_out_proj", "save_qkv_proj", "save_dot_except_mlp", "save_dot_except_mlpwi", "minimal",
+    "save_dot_with_context_except_mlp", "minimal_flash", "minimal_with_context", "save_dot_with_no_batch_dim",
+]  # fmt: skip
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
 """Of matrix products; the last two are no formats of the model, so that such a run has a reason instead of a time."""
 Task = Literal["pretrain", "sft", "lora"]
@@ -29,6 +33,7 @@ class RunConfig:
         ffn_hidden: width of the MLP; of one expert in mixture-of-experts models.
         cp: context-parallel degree, of whatever kind.
         grad_accum: micro-batches of a step on one data-parallel rank (instead of global_batch_seqs).
+        remat_policy: what selective recomputation keeps, by its name in MaxText or Paxml.
         notes: free text; statements about the model that no column can hold are looked for here.
         switches: what columns `layout.*`, `memory.*` and `cluster.node` say: switches that no rule decides any more.
     """
@@ -65,11 +70,17 @@ class RunConfig:
     dp: int | None = None
     zero_stage: Sharding | None = None
     recompute: Recompute | None = None
+    remat_policy: RematPolicy | None = None
     precision: Precision | None = None
     attention: str = ""
     family: str = ""
     notes: str = ""
     switches: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The notes, and the policy as notes would say it."""
+        return f"{self.notes}; remat_policy: {self.remat_policy}" if self.remat_policy else self.notes
 
     @property
     def replica_gpus(self) -> int:

@@ -23,6 +23,8 @@ from hdpsim.experiments.bands.residuals import (
 from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.columns import Record, misspelt_columns, read_records, shipped_records
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
+from hdpsim.experiments.records.switches import unknown_words
+from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import KINDS
 from hdpsim.experiments.studies.comparing.compare import reported, silent
 from hdpsim.experiments.validation.computed_step_times import computed
@@ -90,7 +92,7 @@ def run(
         "groups": _groups(rows),
         "families": _families(rows),
     }
-    lines = (*misspelt_columns(records[0].columns), *summary_lines(payload))
+    lines = (*misspelt_columns(records[0].columns), *_unknown_words(records), *summary_lines(payload))
     outside = [row["record"] for row in rows if row["in_band"] is False]
     if path is not None and outside and len(rows) <= FEW_RECORDS:
         asked = shlex.join(("hdpsim", "validate", path, "--scenario-of", outside[0], "-o", "run.yaml"))
@@ -114,6 +116,15 @@ def run(
         files=files(payload),
         readme=lines,
     )
+
+
+def _unknown_words(records: Sequence[Record]) -> tuple[str, ...]:
+    """What records call their stacks and policies and no rule knows, each once, with the first record that does."""
+    found = [
+        (setting.words, record.name) for record in records for setting in unknown_words(Run(record.config))
+    ]
+    first = dict(reversed(found))
+    return tuple(f"{name}: {words}" for words, name in reversed(first.items()))
 
 
 def why_none(document: Document) -> InfeasibleError | None:

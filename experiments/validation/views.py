@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.rules import deciding_rules, setting_of, switches
+from hdpsim.experiments.software.rules import deciding_rules, name_of_stack, setting_of, switches
 from hdpsim.experiments.software.seen_columns import RunConfig
 
 View = Literal["published", "plain", "unseen"]
@@ -46,8 +46,7 @@ def plain(config: RunConfig) -> RunConfig:
     """The run as a user would write it down."""
     clauses = (clause.strip() for clause in config.notes.split(";"))
     kept = (one for one in clauses if _OF_THE_MODEL.search(one) or _OF_THE_MEASUREMENT.search(one))
-    name = next(iter(config.framework.split()), "")
-    return replace(config, framework=name, family="", notes="; ".join(kept))
+    return replace(config, framework=name_of_stack(config.framework), family="", notes="; ".join(kept))
 
 
 def is_plain(config: RunConfig) -> bool:

@@ -111,6 +111,11 @@ def test_cells_become_values(tmp_path: Path) -> None:
         ({"sp": "yes"}, "row 2: sp: expected 0, 1 or nothing, got 'yes'"),
         ({"recompute": "some"}, "row 2: recompute: 'some' is not one of none, selective, full"),
         ({"precision": "bf61"}, r"did you mean 'bf16'"),
+        (
+            {"recompute": "", "remat_policy": "save_it"},
+            "row 2: remat_policy: 'save_it' is not one of save_out_proj",
+        ),
+        ({"remat_policy": "minimal"}, "row 2: remat_policy: goes with recompute selective, not none"),
         ({"gpu": ""}, "row 2: gpu: is empty"),
     ],
 )

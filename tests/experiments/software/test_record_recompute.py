@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.seen_columns import RematPolicy, RunConfig
 
 SHAPE = {"hidden": 4, "heads": 2, "kv_heads": 1, "ffn_hidden": 8, "gated_mlp": True}
 """Products of 16 (queries), 8, 8, 16 (output), 32 (gate), 32, 32 (down): 144 in all."""
@@ -123,3 +123,17 @@ def test_experts_run_again_as_a_module() -> None:
     assert value("recompute_products", small) is None
     assert value("recompute_small_kernels", small) is True
     assert value("recompute_products", {**config, "recompute": "none"}) is None
+
+
+@pytest.mark.parametrize("policy", get_args(RematPolicy))
+def test_a_policy_of_the_column_is_known_and_told_with_those_that_there_are(policy: RematPolicy) -> None:
+    run = Run(RunConfig(gpu="h100", remat_policy=policy, **MAXTEXT))
+    assert setting_of(run, "recompute_products") is not None
+    assert setting_of(run, "unknown_policy") is None
+    assert value("recompute", {"framework": "MaxText", "remat_policy": policy}) == "selective"
+    unknown = setting_of(
+        Run(RunConfig(gpu="h100", notes="remat_policy: save_it", **MAXTEXT)), "unknown_policy"
+    )
+    assert unknown is not None
+    assert "policy save_it" in unknown.words
+    assert policy in unknown.words

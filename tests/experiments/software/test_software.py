@@ -36,6 +36,7 @@ from hdpsim.experiments.software.rules import (
     usual_release,
 )
 from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.validation.views import plain
 from hdpsim.simulator.step import simulate_step
 
 READINGS = {
@@ -47,6 +48,8 @@ READINGS = {
     "memory_gauge",
     "node",
     "memory_stage",
+    "unknown_framework",
+    "unknown_policy",
     "not_modelled",
     "recompute",
     "stays_gathered",
@@ -223,7 +226,7 @@ def test_the_newest_release_not_newer_gives_the_year() -> None:
     ("text", "message"),
     [
         ("megatron-cor 0.13", "did you mean .megatron-core"),
-        ("nemo 20.01", "older than the releases that are known: 23.08"),
+        ("nemo 20.01", "older than the releases of nemo that are known: 23.08"),
         ("0.13 beta", "expected a stack and its release"),
     ],
 )
@@ -426,6 +429,23 @@ def test_a_stack_of_a_year_is_a_record_of_that_framework_and_year(name: str, yea
         assert software.known_release in software.framework
 
 
+@pytest.mark.parametrize("name", software_names())
+def test_every_stack_is_known_by_all_words_of_its_name(name: str) -> None:
+    said = read_software(name)
+    assert read_software(name.replace("-", " ").title()) == said
+    run = Run(RunConfig(gpu="h100", framework=said.framework, year=said.year))
+    named = Run(plain(run.config))
+    assert named.config.framework in said.framework
+    for switch in ("unknown_framework", "optimizer_bytes", "unfused_copies"):
+        assert setting_of(run, switch) == setting_of(named, switch)
+    assert setting_of(run, "unknown_framework") is None
+
+
+def test_a_framework_that_no_rule_knows_is_said() -> None:
+    unknown = Run(RunConfig(gpu="h100", framework="Frobnicator 3", year=2025))
+    assert any("framework Frobnicator 3" in words for words in switches_of(unknown).assumptions)
+
+
 def test_a_policy_of_maxtext_is_said_after_with() -> None:
     changes = ("layout.recompute=selective", "layout.cp=1", "layout.sharding=zero3")
     open_ = load_scenario("quickstart-8gpu", (*changes, "software=maxtext 2025"))
@@ -434,6 +454,11 @@ def test_a_policy_of_maxtext_is_said_after_with() -> None:
         "quickstart-8gpu", (*changes, "software=maxtext 2025 with remat_policy=save_qkv_proj")
     )
     assert not any("remat_policy" in note for note in said.notes)
+    with_unknown = (*changes, "software=maxtext 2025 with remat_policy=save_all")
+    assert any(
+        "policy save_all is not known" in note
+        for note in load_scenario("quickstart-8gpu", with_unknown).notes
+    )
     # All but queries, keys, values and the last product: of 4 h^2 + 3 x 3.5 h^2 (kv an eighth) more than half.
     assert said.layout.recompute.share == 1.0
     assert 0.5 < said.layout.recompute.products < 0.7
