@@ -138,8 +138,8 @@ def maxima_s(layout: Layout, collectives: Collectives, layers: int) -> float:
 
     Counted: latencies; three tensors (input, weight, output or gradient) of each of a layer's four products.
     Ignored: ranks that arrive late, beyond the slowest GPU's pace that all of them keep anyway.
-    Source: NVIDIA/TransformerEngine, pytorch/fp8.py (since version 1.4 fp8_autocast_exit and the backward of the first
-    module call reduce_and_update_fp8_tensors: all_reduce with async_op=False over fp8_group; before that
+    Source: NVIDIA/TransformerEngine, pytorch/fp8.py (since version 1.6, pull request 766, fp8_autocast_exit and the end
+    of the backward call reduce_and_update_fp8_tensors: all_reduce with async_op=False over fp8_group; before that
     global_amax_reduction over the data-parallel ranks, then over the tensor-parallel group); NVIDIA/Megatron-LM,
     transformer_block.py (one fp8_autocast around a chunk's layers), parallel_state.py (get_amax_reduction_group: TP x
     DP x CP by default).
