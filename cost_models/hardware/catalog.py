@@ -178,7 +178,8 @@ def _entry(
         try:
             return named(data)
         except CatalogError as error:
-            problems.add(key, str(error))
+            own = f"; a {kind} of your own is a mapping, {{like: NAME, ...}}: docs/reference/catalog.md"
+            problems.add(key, f"{error}{own if kind in ('gpu', 'node') else ''}")
             return None
     if not isinstance(data, dict):
         what = "is required" if data is None else f"got {quoted(data)}"

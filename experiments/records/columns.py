@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Node
+from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
@@ -255,10 +257,21 @@ def _switch(where: str, column: str, text: str) -> tuple[str, object]:
         raise UserInputError(f"{where}: {column}: is no switch of a record{hint}")
     try:
         if column == "cluster.node":
-            return name, catalog.node(text).name
+            return name, _node(text)
         return FIELDS.get(name, name), KEYS[column].parse(load_yaml(text))
     except (ValueError, HdpSimError) as error:
         raise UserInputError(f"{where}: {column}: {error}") from None
+
+
+def _node(text: str) -> str | Node:
+    """The catalog's name of a node, or the node that a mapping describes."""
+    data, problems = load_yaml(text), Problems("")
+    if isinstance(data, str):
+        return catalog.node(data).name
+    described = catalog.node_entry(data, problems, "")
+    if described is None or problems.found:
+        raise ValueError("; ".join(f"{key or 'it'}: {words}" for key, words in problems.found))
+    return described
 
 
 def _integer(where: str, column: str, text: str) -> int:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.hardware.parts import Cluster, Node
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.layout.switches import ShardingKind as LayoutSharding
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.experiments.records.switches import Switches, switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.model_of_run import model_of
@@ -240,14 +240,26 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
     )
 
 
+def _of_the_catalog(named: str, node_name: str | None) -> Node:
+    """The node of that name, else the usual one, of the GPU that a record names."""
+    try:
+        gpu = catalog.gpu(named).name
+    except CatalogError as error:
+        own = "{like: hgx-h100-80gb, gpu: {like: h100-80gb, tdp: 500W}}"
+        raise CatalogError(
+            f"{error}; column cluster.node may describe one ({own}: docs/reference/catalog.md)"
+        ) from None
+    node = catalog.node(node_name) if node_name else catalog.node_with(gpu)
+    if node.gpu.name != gpu:
+        raise InfeasibleError(f"cluster.node {node.name} carries {node.gpu.name}, the record names {gpu}")
+    return node
+
+
 def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     """Nodes of the catalog that carry the GPU, cut to what the run used."""
     config = run.config
     cloud = setting_of(run, "node")
-    gpu = catalog.gpu(config.gpu).name
-    node = catalog.node(str(cloud.value)) if cloud else catalog.node_with(gpu)
-    if node.gpu.name != gpu:
-        raise InfeasibleError(f"cluster.node {node.name} carries {node.gpu.name}, the record names {gpu}")
+    node = run.own_node or _of_the_catalog(config.gpu, None if cloud is None else str(cloud.value))
     assumptions += [cloud.words] if cloud and cloud.words else []
     domain = node.gpus
     if domain <= MOST_OF_A_SERVER and config.gpus_per_node:

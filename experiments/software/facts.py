@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.hardware.parts import Node
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.transformer.layers import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
@@ -54,7 +55,15 @@ class Run:
     @cached_property
     def generation(self) -> str:
         """The calibration of the GPU."""
+        if self.own_node is not None:
+            return self.own_node.gpu.calibration
         return catalog.gpu(self.gpu).calibration if self.gpu else ""
+
+    @property
+    def own_node(self) -> Node | None:
+        """The node that the record describes instead of naming one of the catalog."""
+        stated = dict(self.config.switches).get("node")
+        return stated if isinstance(stated, Node) else None
 
     def number(self, column: str) -> float | None:
         """A number of a column; degrees that nobody states are 1, experts 0. A planned cp counts as 2: some share."""

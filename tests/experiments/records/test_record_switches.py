@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from key_values import VALUES
 
+from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.records.columns import _OWN_COLUMN, Record, read_records
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.validation.views import is_plain, plain
 from hdpsim.yaml_loader import load_yaml
 
@@ -74,6 +77,8 @@ def test_an_interleaved_schedule_has_chunks_and_1f1b_none(tmp_path: Path) -> Non
         ("layout.schedule", "gpipe", "is not one of 1f1b"),
         ("memory.logit_bytes", "many", "expected a number"),
         ("cluster.node", "p6", "there is no node 'p6'"),
+        ("cluster.node", "{like: p6}", "like: there is no node 'p6'"),
+        ("cluster.node", '"{like: hgx-h100, gpu: {like: h100, tpd: 500W}}"', "gpu.tpd: .*did you mean 'tdp'"),
         ("cluster.gpus", "64", "the column is n_gpus"),
         ("model.layers", "3", "the column is layers"),
         ("execution.network", "flows", "is no switch of a record"),
@@ -82,6 +87,21 @@ def test_an_interleaved_schedule_has_chunks_and_1f1b_none(tmp_path: Path) -> Non
 def test_a_wrong_switch_is_named_with_its_row(tmp_path: Path, column: str, text: str, words: str) -> None:
     with pytest.raises(UserInputError, match=f"row 2: {column}: .*{words}"):
         one(tmp_path, {column: text})
+
+
+def test_a_record_describes_a_node_and_a_gpu_of_its_own(tmp_path: Path) -> None:
+    capped = "{like: hgx-h100-80gb, gpu: {like: h100, tdp: 500W}}"
+    node = prepare(one(tmp_path, {"cluster.node": f'"{capped}"'}).config).setup.cluster.node
+    usual = catalog.node("hgx-h100-80gb")
+    assert node.gpu.tdp_w == 500.0
+    assert replace(node, gpu=usual.gpu, name=usual.name, source=usual.source) == usual
+    unknown = one(tmp_path, {"cluster.node": f'"{capped}"'}).config
+    unknown = replace(
+        unknown, gpu="H100 NVL"
+    )  # a name that the catalog does not have is that of the node's GPU
+    assert Run(unknown).generation == "hopper"
+    assert predict(unknown).step_s == predict(replace(unknown, gpu="h100")).step_s
+    assert "column cluster.node may describe one" in predict(replace(unknown, switches=())).reason
 
 
 def test_a_node_with_another_gpu_is_a_reason(tmp_path: Path) -> None:
