@@ -246,6 +246,11 @@ def _folded(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
+def _in_any_order(name: str) -> str:
+    """The words of a GPU, which sources put in any order: A100 80 GB SXM4, A100-SXM4-80GB."""
+    return "".join(sorted(re.findall(r"[a-z0-9.]+", re.sub(r"(\d) ?gi?b\b", r"\1g", name.casefold()))))
+
+
 def _resolve(kind: Kind, name: str) -> str:
     """The shipped name that *name* means; raises CatalogError."""
     known, unknown = _looked_up(kind, name)
@@ -260,10 +265,14 @@ def _looked_up(kind: Kind, name: str) -> tuple[str | None, str]:
 
     Exact names first, aliases only when needed (they read every file).
     """
-    wanted = {_folded(spelling) for spelling in (name, _NOT_OF_THE_NAME[kind].sub("", name))}
+    wanted_words = (name, _NOT_OF_THE_NAME[kind].sub("", name))
+    wanted = {_folded(spelling) for spelling in wanted_words}
     spellings = {**{known: known for known in names(kind)}, **aliases(kind)}
     for spelling, known in spellings.items():
         if _folded(spelling) in wanted:
+            return known, ""
+    for spelling, known in spellings.items() if kind == "gpu" else ():
+        if _in_any_order(spelling) in {_in_any_order(asked) for asked in wanted_words}:
             return known, ""
     hint = did_you_mean(name, tuple(spellings))
     if name.endswith((".yaml", ".yml")):

@@ -69,6 +69,14 @@ def read(build: Callable[[object, Problems, str], Any], data: object, key: str =
     return entry
 
 
+def test_the_words_of_a_gpu_may_come_in_any_order() -> None:
+    spellings = {name: name for name in catalog.names("gpu")} | catalog.aliases("gpu")
+    for spelling, name in spellings.items():
+        assert catalog.gpu(" ".join(reversed(spelling.split("-"))).replace("gb", " GB")).name == name
+    with pytest.raises(CatalogError, match="no gpu 'SXM'"):
+        catalog.gpu("SXM")
+
+
 def test_the_gpus_of_the_published_records_are_known() -> None:
     spellings = (
         "H100-SXM-80G",
