@@ -115,8 +115,7 @@ def _of_experts(setup: Setup) -> Iterator[Rule]:
     model, layout = setup.model, setup.layout
     none = "" if model.experts else f"{model.name} has no experts"
     yield none, "layout", "etp expert_kernels expert_dispatch expert_imbalance expert_routing expert_padding"
-    yield none, "layout", "ep_overlap cuda_graph_experts"
-    yield none, "memory", "expert_outputs_kept"
+    yield none, "layout", "ep_overlap cuda_graph_experts expert_weights"
     same = layout.parallel.etp == max(1, layout.parallel.tp // layout.parallel.ep)
     yield "that is what tp / ep leaves of it anyway" if same else "", "layout", "etp"
 

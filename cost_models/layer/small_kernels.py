@@ -108,6 +108,13 @@ LATENT_HEADS = EagerPasses(forward=Passes(0.0, 2.0), backward=Passes(0.0, 2.0))
 NARROW_ATTENTION = Passes(2.0 + cast_bytes("mxfp8") / BF16_BYTES, 0.0)
 NOTHING = Passes(0.0, 0.0)
 
+# Per element of an expert's width where the router's scores weigh gated activations. A score's gradient sums gradient
+# times activation over a row: gradient, gate and input are read again (3), for the activation's own gradient has twice
+# as many elements, and a compiler joins a sum only with operations on as many. Without a gate it is one kernel.
+# Source: Megatron-Core, fusions/fused_bias_swiglu.py and fused_bias_geglu.py (weighted_swiglu_back,
+# weighted_quick_geglu_back, with torch.compile); PyTorch, _inductor/codegen/simd.py (can_fuse).
+SCORES = EagerPasses(forward=NOTHING, backward=Passes(3.0, 0.0))
+
 
 class SmallKernels:
     """Passes over memory of one layer kind ('dense' or 'moe') on one GPU of a layout.
@@ -122,9 +129,9 @@ class SmallKernels:
                   share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
                   tokens before they copy them);
                   fused dispatch 2 (k + u) h / t, u the GPUs that a token visits
-        PyTorch   clamps of k f / t, biases of k h / t (neither where expert_kernels are fused), a scaled rotary
-                  embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys of n + r and
-                  values of v put together, a (2 (n + r) + v) / t: passes of CLAMPS to LATENT_HEADS, forward and
+        PyTorch   clamps and gradients of scores of k f / t, biases of k h / t (none where expert_kernels are fused), a
+                  scaled rotary embedding of (a + g) d / t, with latent attention of a r / t in queries of n + r, keys
+                  of n + r and values of v put together, a (2 (n + r) + v) / t: passes of CLAMPS to SCORES, forward and
                   backward apart
         MXFP8     attention: casts of queries, keys and values, backward of their output's gradient (NARROW_ATTENTION)
 
@@ -155,8 +162,8 @@ class SmallKernels:
         share = cal.small_kernel_passes if layout.kernels.fused else 1.0
         again, once = (_fused_passes if layout.kernels.fused else _separate_passes)(model, layout, moe)
         fused = share * (again + once)
-        clamps, biases = _expert_widths(model, layout) if moe else (0.0, 0.0)
-        eager = [(CLAMPS, clamps), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
+        clamps, scores, biases = _expert_widths(model, layout) if moe else (0.0, 0.0, 0.0)
+        eager = [(CLAMPS, clamps), (SCORES, scores), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
         eager += _attention_casts(model, layout)
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         lean = layout.kernels.fused and layout.kernels.lean_gradients
@@ -272,16 +279,17 @@ def _width(model: Model, moe: bool) -> int:
     return mlp_width(model, moe=moe) + routed_width(model, moe=moe)
 
 
-def _expert_widths(model: Model, layout: Layout) -> tuple[float, float]:
-    """Elements that some models' routed experts clamp before the activation, and add biases to behind the last matrix.
-
-    None with fused experts.
-    """
+def _expert_widths(model: Model, layout: Layout) -> tuple[float, float, float]:
+    """Elements of routed experts that are clamped, gated and weighed by scores, added to biases; none if fused."""
     if layout.experts.kernels == "fused":
-        return 0.0, 0.0
-    clamps = model.ffn_hidden if model.clamped_activation else 0
-    biases = model.routed_hidden if model.expert_biases else 0
-    return model.top_k * clamps / layout.parallel.tp, model.top_k * biases / layout.parallel.tp
+        return 0.0, 0.0, 0.0
+    copies = model.top_k / layout.parallel.tp
+    weighed = model.gated_mlp and layout.experts.weights == "activations"
+    return (
+        copies * model.ffn_hidden * model.clamped_activation,
+        copies * model.ffn_hidden * weighed,
+        copies * model.routed_hidden * model.expert_biases,
+    )
 
 
 def _routing(model: Model, layout: Layout) -> tuple[float, float]:

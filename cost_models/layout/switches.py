@@ -31,6 +31,7 @@ ContextSharding = Literal["document", "pack", "adaptive"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
 ExpertRouting = Literal["loss", "bias", "even", "untrained"]
+ExpertWeights = Literal["outputs", "activations"]
 GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
 Fp8Scaling = Literal["delayed", "tensor", "row", "block"]
@@ -279,6 +280,9 @@ class Experts(Group):
     padding: bool = switch(False, name="expert_padding", needs=(needs.NARROW,))
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back
     (Megatron-Core without HybridEP)."""
+    weights: ExpertWeights = switch("outputs", name="expert_weights")
+    """What the router's scores weigh: experts' outputs, which are then kept for the backward, or what their activation
+    function puts out (Megatron-Core since 0.13); where it is gated, the scores' gradients read everything again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def activation_bytes_per_token_layer(
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
-    if moe and not extra.expert_outputs_kept:
+    if moe and layout.experts.weights == "activations":
         tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
     again = discarded_bytes(model, layout, tensors, moe=moe)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:

@@ -27,8 +27,6 @@ class MemoryOverheads(Checked):
             of recomputation do not repeat, so that time and memory agree.
         selective_keeps: the tensors that selective recomputation keeps by name beside the layer's input; None = by
             share.
-        expert_outputs_kept: experts' outputs are kept until the backward, which needs them where the router's scores
-            weigh outputs; off where the scores weigh what the activation function puts out.
         unfused_copies: operations run one by one: each keeps its own input.
         rotary_tables: sines and cosines of the whole sequence that stay, whatever part of it the GPU holds: none, those
             that all layers share, or those of every layer.
@@ -58,7 +56,6 @@ class MemoryOverheads(Checked):
     logit_bytes: Amount = 6.0  # bf16 output of the projection 2, fp32 softmax and then its gradient 4
     selective_share: Share | None = None
     selective_keeps: tuple[str, ...] | None = None
-    expert_outputs_kept: bool = True
     unfused_copies: bool = False
     rotary_tables: RotaryTables = "none"
     ring_steps_kept: bool = False

@@ -34,6 +34,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.etp": ("auto", "1", "2"),
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
     "layout.expert_imbalance": ("auto", "1", "1.5"),
+    "layout.expert_weights": ("outputs", "activations"),
     "layout.expert_routing": ("loss", "bias", "even", "untrained"),
     "layout.bucket_parameters": ("auto", "1000000"),
     "layout.expert_dispatch": ("all-to-all", "fused"),

@@ -153,6 +153,18 @@ def test_rows_are_padded_for_narrow_products_only() -> None:
     assert with_padding - without == 4 * 2 * 8 * HIDDEN / 2
 
 
+@given(
+    tp=st.sampled_from([1, 2]), gated=st.booleans(), kernels=st.sampled_from(["separate", "grouped", "fused"])
+)
+def test_scores_that_weigh_gated_activations_read_them_once_more(tp: int, gated: bool, kernels: str) -> None:
+    model = replace(MOE, gated_mlp=gated)
+    outputs = Layout(tp=tp, ep=8, expert_kernels=kernels)
+    plain, weighed = moe(model, outputs), moe(model, outputs.changed(expert_weights="activations"))
+    again = 3 * 8 * MOE.ffn_hidden / tp if gated and kernels != "fused" else 0.0  # gradient, gate and input
+    assert weighed.passes_backward - plain.passes_backward == pytest.approx(again)
+    assert weighed.passes == plain.passes
+
+
 def test_experts_as_modules_write_into_one_output() -> None:
     one, several = (replace(MODEL, experts=8, top_k=2), replace(MODEL, experts=32, top_k=2))
     grouped, modules = Layout(ep=8), Layout(ep=8, expert_kernels="modules")

@@ -86,18 +86,12 @@ def test_mixtral_experts_by_hand() -> None:
 
 def test_outputs_of_experts_are_not_kept_where_scores_weigh_activations() -> None:
     model = catalog.model("mixtral-8x7b")  # h 4096, top 2
-    later = MemoryOverheads(expert_outputs_kept=False)
     for layout, spread in ((Layout(tp=4), 1), (Layout(tp=4, ep=4), 4), (Layout(ep=8), 1)):
-        kept, less = (
-            activation_bytes_per_token_layer(model, layout, overheads=stack)
-            for stack in (MemoryOverheads(), later)
-        )
+        stacks = [layout, layout.changed(expert_weights="activations")]
+        kept, less = (activation_bytes_per_token_layer(model, stack) for stack in stacks)
         assert kept - less == pytest.approx(2 * 2 * 4096 / spread)
-        dense = [
-            activation_bytes_per_token_layer(model, layout, moe=False, overheads=stack)
-            for stack in (MemoryOverheads(), later)
-        ]
-        assert dense[0] == dense[1]
+        dense, same = (activation_bytes_per_token_layer(model, stack, moe=False) for stack in stacks)
+        assert dense == same
 
 
 @pytest.mark.parametrize("tp", [1, 4])

@@ -97,16 +97,16 @@ def test_policies_that_name_more_outputs_keep_more_bytes(
     assert kept("save_out_proj") == pytest.approx(2 * output)  # and the layer's input
 
 
-def test_outputs_of_experts_are_kept_by_stacks_that_weigh_them() -> None:
-    def kept(framework: str, year: int, experts: int = 128) -> bool:
+def test_scores_weigh_activations_or_outputs_of_experts_by_stack() -> None:
+    def weighed(framework: str, year: int, experts: int = 128) -> str:
         config = _config(framework=framework, year=year, n_experts=experts, topk=8 if experts else None)
-        return stack_of(config).expert_outputs_kept
+        return prepare(config).setup.layout.experts.weights
 
-    assert not kept("Megatron-Bridge 26.04", 2026)
-    assert not kept("Megatron-Core v0.16", 2026)
-    assert kept("Megatron-Core v0.9", 2024)
-    assert kept("torchtitan", 2026)
-    assert kept("Megatron-Bridge 26.04", 2026, experts=0)  # nothing to keep, nothing to say
+    assert weighed("Megatron-Bridge 26.04", 2026) == "activations"
+    assert weighed("Megatron-Core v0.16", 2026) == "activations"
+    assert weighed("Megatron-Core v0.9", 2024) == "outputs"
+    assert weighed("torchtitan", 2026) == "outputs"
+    assert weighed("Megatron-Bridge 26.04", 2026, experts=0) == "outputs"  # nothing to weigh, nothing to say
 
 
 def test_repeated_up_projections_of_latent_attention_are_not_kept() -> None:
