@@ -65,13 +65,15 @@ def read_software(text: str) -> Software:
     folded = re.sub("[ _]", "-", text.strip().lower())
     known_name = max((name for name in software_names() if folded.startswith(name)), key=len, default="")
     found = _TEXT.fullmatch(known_name + text.strip()[len(known_name) :])
+    known = ", ".join(software_names())
     if found is None:
-        raise ValueError(f"expected a stack and its release, such as megatron-core 0.13, got {text!r}")
+        raise ValueError(
+            f"expected a stack and its release, such as megatron-core 0.13, got {text!r}; known: {known}"
+        )
     name = found["name"].lower()
     stack = next((stack for stack in stacks() if name in stack.frameworks), None)
     if stack is None:
-        known = software_names()
-        raise ValueError(f"unknown software {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
+        raise ValueError(f"unknown software {name!r}{did_you_mean(name, software_names())}; known: {known}")
     release = found["release"] or max(stack.releases, key=release_number)
     of_a_year = _is_year(stack, release)
     if of_a_year and int(release) < min(year for one in stacks() for year in one.releases.values()):
