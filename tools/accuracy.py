@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks" / "
 from benchmark import read_predictions
 from score import table as scores_table
 
+from hdpsim.experiments.bands.band import VIEWS
 from hdpsim.experiments.validation import report as accuracy
 from hdpsim.experiments.validation.run import run
-from hdpsim.experiments.validation.views import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARK = "benchmarks/accuracy"

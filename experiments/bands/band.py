@@ -10,10 +10,8 @@ prediction (no measurement); `hdpsim validate --write-residuals` makes it. A pre
 The stretch of a source is that with which TARGET of its records lie in their own band when every record of the same
 configuration is left out. A prediction of a known record leaves its own residual out in the same way, of its neighbours
 and of the stretch. All other records together count as much as OTHERS of the source's own, so that a source of few
-records has nearly the stretch of all. A run of a source that no record is from is less known: its stretch is that with
-which TARGET of the *sources* (every one counts the same)
-lie in bands that leave out all of their own records. Far from every record the band is that of all records and wider
-still.
+records has nearly the stretch of all. A run of a source that no record is from is less known: see new_source.py. Far
+from every record the band is that of all records and wider still.
 
 Runs on which constants were fitted that a prediction takes are in-sample: their errors are those of a fit, and a
 note on a band that rests on them says so.
@@ -25,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +92,10 @@ class Band:
         }
 
 
+View = Literal["published", "plain", "unseen"]
+VIEWS: tuple[View, ...] = get_args(View)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """One validated run: what it was, whose, and log(predicted / true) of its step time."""
@@ -103,31 +105,22 @@ class Residual:
     source: str
     complete: bool
     log_error: float
-    guessed: bool = False
-    """Predicted from the name of its software alone: what its notes and release say was guessed."""
-
-
-class Stretches(NamedTuple):
-    """How much wider bands are than the quantiles of their neighbours."""
-
-    new: float
-    """The stretch of a source that no record is from."""
-    known: Mapping[str, float]
-    """Stretches of the other sources, by name."""
-
-    def of(self, source: str) -> float:
-        """The stretch for a run of that source; an empty name is a new source."""
-        return self.known.get(source, self.new)
+    view: View = "published"
+    """What the prediction saw of the run, see hdpsim.experiments.validation.views."""
 
 
 class Residuals:
     """The validated runs: features, keys, log errors; asked for the band of a run."""
 
-    about = ""
-    """What the note of every band ends with."""
+    width: ClassVar[float] = WIDTH
+    crowding: ClassVar[float] = 0.5
+    """A source's say grows with this power less than the number of its records."""
 
-    def __init__(self, rows: Sequence[Residual], stretches: Stretches | None = None) -> None:
-        """*stretches*: None: found, which takes a second for a thousand rows."""
+    def __init__(
+        self, rows: Sequence[Residual], stretches: Mapping[str, float] | None = None, about: str = ""
+    ) -> None:
+        """*stretches*, by source: None: found, which takes a second for a thousand rows; *about*: ends every note."""
+        self.about = about
         self.features = [row.features for row in rows]
         self.keys = np.array([row.key for row in rows], dtype=np.str_)
         self.sources = np.array([row.source for row in rows], dtype=np.str_)
@@ -141,7 +134,7 @@ class Residuals:
         }
         _, number, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         self._of_source = counts[number]  # how many records the source of a record has
-        self.stretches = self._stretches() if stretches is None else stretches
+        self.stretches = self.found_stretches() if stretches is None else stretches
 
     def distances(self, features: Features) -> Floats:
         """How far every record is from a run."""
@@ -160,8 +153,8 @@ class Residuals:
         known = np.ones(len(distance), dtype=bool) if left_out is None else ~left_out
         if not known.any():
             return -1.0, 0.0, 1.0, np.full(len(distance), math.inf), np.zeros(len(distance))
-        near = np.exp(-distance / WIDTH) + ANY_DISTANCE * np.exp(-FAR / WIDTH)
-        weight = near * self.quality * known / np.sqrt(self._of_source)
+        near = np.exp(-distance / self.width) + ANY_DISTANCE * np.exp(-FAR / WIDTH)
+        weight = near * self.quality * known / self._of_source**self.crowding
         order = np.argsort(self.log_error, kind="stable")
         share = np.cumsum(weight[order])
         share = (share - 0.5 * weight[order]) / share[-1]
@@ -171,12 +164,9 @@ class Residuals:
         wider = 1.0 + max(0.0, float(distance[known].min()) - NEAR) / (FAR - NEAR)
         return middle + wider * (low - middle), middle, middle + wider * (high - middle), distance, weight
 
-    def _stretches(self) -> Stretches:
-        if not self.features:
-            return Stretches(new=1.0, known={})
-        known = {source: self._pooled(source, self.quality) for source in np.unique(self.sources).tolist()}
-        new = weighted_level(self.needed_new, self.quality / self._of_source)
-        return Stretches(new=max(new, weighted_level(self.needed_alone, self.quality)), known=known)
+    def found_stretches(self) -> Mapping[str, float]:
+        """The stretch of every source."""
+        return {source: self._pooled(source, self.quality) for source in np.unique(self.sources).tolist()}
 
     def _pooled(self, source: str, quality: Floats) -> float:
         """The stretch of a source: its records, and all others as OTHERS more, each with its quality."""
@@ -184,14 +174,17 @@ class Residuals:
         others = OTHERS * quality / max(float(quality[~of_source].sum()), 1e-9)
         return weighted_level(self.needed_alone, np.where(of_source, quality, others))
 
-    def stretch(self, source: str, left_out: Bools, distance: Floats) -> float:
-        """The stretch of a run of a source, in which the residuals that are left out have no say.
+    def left_out(self, key: str, source: str) -> Bools:
+        """The records that a run of a source does not see: those of its configuration."""
+        del source
+        return np.asarray(self.keys == key)
 
-        Here it does not depend on the *distance* of the records from the run.
-        """
-        del distance
-        if source not in self.stretches.known or not left_out.any() or left_out.all():
-            return self.stretches.of(source)
+    def stretch(self, source: str, left_out: Bools) -> float:
+        """The stretch of a run of a source, in which the residuals that are left out have no say."""
+        if left_out.all():
+            return 1.0
+        if not left_out.any() and source in self.stretches:
+            return self.stretches[source]
         return self._pooled(source, np.where(left_out, 0.0, self.quality))
 
     @cached_property
@@ -199,26 +192,21 @@ class Residuals:
         """What each record needs where the records of its configuration are left out."""
         return self.needed(self.keys)
 
-    @cached_property
-    def needed_new(self) -> Floats:
-        """What each record needs where all records of its source are left out."""
-        return self.needed(self.sources)
-
-    def needed(self, groups: NDArray[np.str_]) -> Floats:
-        """The factor on its half width with which each record lies in the band that leaves out its whole group."""
+    def needed(self, groups: NDArray[np.str_], asked: Bools | None = None) -> Floats:
+        """The factor on its half width with which each record that is *asked* lies in the band without its group."""
         needed = np.zeros(len(self.features))
-        for place, features in enumerate(self.features):
-            low, middle, high, _, _ = self.quantiles(features, groups == groups[place])
+        for place in range(len(needed)) if asked is None else np.flatnonzero(asked).tolist():
+            low, middle, high, _, _ = self.quantiles(self.features[place], groups == groups[place])
             error = self.log_error[place] - middle
             half = max(high - middle, NARROWEST) if error >= 0 else max(middle - low, NARROWEST)
             needed[place] = abs(error) / half
         return needed
 
     def band(self, features: Features, key: str = "", source: str = "") -> Band:
-        """The band of a run of a *source*; residuals of the same configuration are not looked at."""
-        same_run = self.keys == key
+        """The band of a run of a *source*; residuals that `left_out` names are not looked at."""
+        same_run = self.left_out(key, source)
         low, middle, high, distance, weight = self.quantiles(features, same_run)
-        stretch = self.stretch(source, same_run, distance)
+        stretch = self.stretch(source, same_run)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~same_run
@@ -253,16 +241,18 @@ class Residuals:
         about = f"; {self.about}" if self.about else ""
         return replace(band, note=f"{band_words(band.low, band.high)}; {like}{about}")
 
-    def coverage(self, by: str = "configuration") -> float:
-        """Share of the records inside the band that leaves out their configuration, or their whole source."""
-        of_source = by == "source"
-        groups, needed = (self.sources, self.needed_new) if of_source else (self.keys, self.needed_alone)
-        stretch = [
-            self.stretch("" if of_source else source, groups == group, self.distances(features))
-            for source, group, features in zip(self.sources, groups, self.features, strict=True)
+    def coverage(self) -> float:
+        """Share of the records inside their bands."""
+        held = [
+            band.low <= math.exp(-error) <= band.high
+            for band, error in (
+                (self.band(features, key, source), error)
+                for features, key, source, error in zip(
+                    self.features, self.keys.tolist(), self.sources.tolist(), self.log_error, strict=True
+                )
+            )
         ]
-        inside = needed <= np.array(stretch) * (1 + 1e-12)
-        return float((inside * self.quality).sum() / self.quality.sum())
+        return float((np.array(held) * self.quality).sum() / self.quality.sum())
 
 
 def band_words(low: float, high: float) -> str:

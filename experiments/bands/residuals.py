@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,16 @@ from numpy.typing import NDArray
 
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.bands.band import Band, Residual, Residuals, Stretches, band_words
+from hdpsim.experiments.bands.band import VIEWS, Band, Residual, Residuals, View, band_words
 from hdpsim.experiments.bands.features import Features, configuration_key, features_of
-from hdpsim.experiments.bands.guessed_software import GuessedResiduals
+from hdpsim.experiments.bands.new_source import NewSource
 from hdpsim.experiments.output.files.out_file import check_out_file, write_whole
 from hdpsim.simulator.setup import Setup
 
 _STRETCHES = "# stretches: "
+_FIRST = "experiments/data/first_errors.csv"
+_GUESSED = "no release of its software is stated"
+_NEW = "its source is not among the validated ones, so as wide as sources nobody had seen were off"
 
 
 def residuals_path() -> Path:
@@ -30,38 +34,68 @@ def residuals_path() -> Path:
 
 
 @cache
-def shipped_residuals() -> Residuals:
-    """The residuals of the published runs."""
-    return read_residuals(residuals_path())
+def first_errors() -> tuple[Residual, ...]:
+    """First errors of sources that were written down before anybody predicted them; nothing remakes them."""
+    return tuple(_read(shipped(_FIRST))[1])
+
+
+def add_first_errors(rows: Sequence[Residual]) -> list[str]:
+    """Add the rows of sources that have no first errors yet; the names of these."""
+    held = first_errors()
+    known = {row.source for row in held} | set(_shipped("known", guessed=False).stretches)
+    added = [row for row in rows if row.source not in known]
+    write_whole(str(shipped(_FIRST)), _as_csv(sorted([*held, *added], key=_order), {}), "first errors")
+    return sorted({row.source for row in added})
+
+
+def bands_of(source: str, *, guessed: bool, unseen: bool = False) -> Residuals:
+    """What the band of a run rests on.
+
+    Args:
+        source: whose run it is.
+        guessed: whether the name of its software is all that is known of it, so that the rest was guessed.
+        unseen: take it for a source that nobody knows.
+    """
+    known = _shipped("known", guessed)
+    return _shipped("new", guessed) if unseen or source not in known.stretches else known
 
 
 @cache
-def guessed_residuals() -> GuessedResiduals:
-    """The residuals of the published runs with their software guessed, and of papers, whose set-ups say it."""
-    _, rows, needed = _read(residuals_path())
-    places = [place for place, row in enumerate(rows) if row.guessed]
-    alone, new = (np.array([needed[place][which] for place in places]) for which in (0, 1))
-    return GuessedResiduals([rows[place] for place in places], alone, new)
+def _shipped(kind: str, guessed: bool) -> Residuals:
+    return read_residuals(residuals_path(), kind, guessed=guessed)
 
 
-@cache
-def residuals_without(source: str) -> Residuals:
-    """The residuals of all published runs but those of a source, with the stretches that they alone give."""
-    known = _read(residuals_path())[1]
-    return Residuals([row for row in known if row.source != source and not row.guessed])
+def read_residuals(path: Path, kind: str = "known", *, guessed: bool = False) -> Residuals:
+    """What a file says of runs of *known* sources, or of *new* ones."""
+    view: View = "plain" if guessed else "published" if kind == "known" else "unseen"
+    stretches, rows = _read(path, view)
+    return _residuals(rows, kind, guessed, stretches[_named(kind, guessed)])
 
 
-def read_residuals(path: Path) -> Residuals:
-    """Read a file of residuals."""
-    stretches, rows, _ = _read(path)
-    return Residuals([row for row in rows if not row.guessed], stretches)
+def _named(kind: str, guessed: bool) -> str:
+    return f"{kind} guessed" if guessed else kind
 
 
-def _read(path: Path) -> tuple[Stretches, list[Residual], list[tuple[float, float]]]:
-    """The stretches that a file begins with, its rows, and what each guessed one needs, see GuessedResiduals."""
+def _residuals(
+    rows: Sequence[Residual], kind: str, guessed: bool, stretches: Mapping[str, float] | None
+) -> Residuals:
+    """The rows of one view as bands of *known* or *new* sources."""
+    about = _GUESSED if guessed else ""
+    if kind == "known":
+        return Residuals(rows, stretches, about)
+    first = [row for row in first_errors() if row.view == ("plain" if guessed else "published")]
+    return NewSource(rows, first, stretches, f"{_NEW}; {about}" if about else _NEW)
+
+
+def _read(path: Path, view: View | None = None) -> tuple[dict[str, dict[str, float]], list[Residual]]:
+    """The stretches that a file begins with, and its rows of a view; those of papers, which say all, are of every."""
     with path.open(encoding="utf-8", newline="") as file:
-        stretches = Stretches(**json.loads(file.readline().removeprefix(_STRETCHES)))
-        cells = list(csv.DictReader(file))
+        stretches = json.loads(file.readline().removeprefix(_STRETCHES))
+        cells = [
+            row
+            for row in csv.DictReader(file)
+            if view is None or row["view"] == view or row["source"] in _papers()
+        ]
     rows = [
         Residual(
             features=Features.read(row),
@@ -69,47 +103,48 @@ def _read(path: Path) -> tuple[Stretches, list[Residual], list[tuple[float, floa
             source=row["source"],
             complete=row["complete"] == "True",
             log_error=float(row["log_error"]),
-            guessed=row.get("guessed") == "True",
+            view=VIEWS[VIEWS.index(row["view"])],
         )
         for row in cells
     ]
-    needed = [(float(row.get("needed") or "nan"), float(row.get("needed_new") or "nan")) for row in cells]
-    return stretches, rows, needed
+    return stretches, rows
 
 
 def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
-    """Write a file of residuals, sorted, with the stretches of its bands and what guessed rows need.
-
-    The set-ups of papers say all their software does: their rows count among the guessed ones as they are.
+    """Write a file of residuals, sorted, with the stretches of its bands.
 
     Raises:
         UserInputError: the file cannot be written.
     """
-    stated = sorted((row for row in rows if not row.guessed), key=_order)
-    of_papers = [replace(row, guessed=True) for row in stated if row.source in _papers()]
-    guessed = sorted(
-        [*of_papers, *(row for row in rows if row.guessed and row.source not in _papers())], key=_order
-    )
-    shown, judged = Residuals(stated), GuessedResiduals(guessed)
+    rows = sorted(rows, key=_order)
+    stretches: dict[str, Mapping[str, float]] = {}
+    written = Residuals([], {})
+    for kind, guessed in product(("known", "new"), (False, True)):
+        view = "plain" if guessed else "published" if kind == "known" else "unseen"
+        seen = [row for row in rows if row.view == view or row.source in _papers()]
+        found = _residuals(seen, kind, guessed, None)
+        stretches[_named(kind, guessed)] = {
+            name: round(amount, 5) for name, amount in found.stretches.items()
+        }
+        if (kind, guessed) == ("known", False):
+            written = found
+    write_whole(path, _as_csv(rows, stretches), "residuals")
+    return written
+
+
+def _as_csv(rows: Sequence[Residual], stretches: Mapping[str, Mapping[str, float]]) -> str:
     text = io.StringIO()
-    known = {name: round(amount, 5) for name, amount in shown.stretches.known.items()}
-    text.write(f"{_STRETCHES}{json.dumps({'new': round(shown.stretches.new, 5), 'known': known})}\n")
+    text.write(f"{_STRETCHES}{json.dumps(stretches)}\n")
     writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Features)]
-    writer.writerow(["source", "key", "complete", "guessed", *names, "log_error", "needed", "needed_new"])
-    needed = [("", "")] * len(stated)
-    needed += [(f"{a:.4f}", f"{n:.4f}") for a, n in zip(judged.needed_alone, judged.needed_new, strict=True)]
-    for row, of_row in zip((*stated, *guessed), needed, strict=True):
+    writer.writerow(["source", "key", "complete", "view", *(f.name for f in fields(Features)), "log_error"])
+    for row in rows:
         features = asdict(row.features).values()
-        writer.writerow(
-            [row.source, row.key, row.complete, row.guessed, *features, f"{row.log_error:.5f}", *of_row]
-        )
-    write_whole(path, text.getvalue(), "residuals")
-    return shown
+        writer.writerow([row.source, row.key, row.complete, row.view, *features, f"{row.log_error:.5f}"])
+    return text.getvalue()
 
 
-def _order(row: Residual) -> tuple[str, str, float]:
-    return (row.source, row.key, row.log_error)
+def _order(row: Residual) -> tuple[str, str, str, float]:
+    return (row.view, row.source, row.key, row.log_error)
 
 
 @cache
@@ -166,7 +201,7 @@ def setup_band(setup: Setup, lengths: NDArray[np.int64]) -> Band:
 
     On nodes of several kinds, which no validated run has: as wide as the bands of all kinds together.
     """
-    residuals = shipped_residuals() if setup.software_stated else guessed_residuals()
+    residuals = bands_of("", guessed=not setup.software_stated)
     bands = [residuals.band(*setup_features(kind, lengths)) for kind in setup.kinds]
     if len(bands) == 1:
         return bands[0]
@@ -179,8 +214,7 @@ def residual_lines(written: Residuals, path: str) -> tuple[str, ...]:
     """What was written, and how many of the runs its bands hold."""
     if not written.features:
         return "no run has an error that bands could rest on", f"wrote {path}"
-    line = (
-        f"bands hold {written.coverage():.1%} of the runs with their configuration left out; those of new sources, "
-        f"stretched by {written.stretches.new:.2f}, {written.coverage('source'):.1%} with their whole source left out"
+    return (
+        f"bands hold {written.coverage():.1%} of the runs with their configuration left out",
+        f"wrote {path}",
     )
-    return line, f"wrote {path}"

@@ -8,18 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from hdpsim.cost_models.calibration.calibration import Calibration, load_calibration
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.bands.band import Residual, Residuals
-from hdpsim.experiments.bands.residuals import (
-    guessed_residuals,
-    residual_lines,
-    residuals_without,
-    rewrite_residuals,
-    shipped_residuals,
-)
+from hdpsim.experiments.bands.band import VIEWS, Residual, Residuals, View
+from hdpsim.experiments.bands.residuals import bands_of, residual_lines, rewrite_residuals
 from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.columns import Record, misspelt_columns, read_records, shipped_records
 from hdpsim.experiments.records.prediction import Prediction, convention_of, predict
@@ -31,7 +25,7 @@ from hdpsim.experiments.validation.computed_step_times import computed
 from hdpsim.experiments.validation.memory import MEMORY_QUANTITY, memory_columns, memory_summary
 from hdpsim.experiments.validation.order import error_of, error_summary, grouped, median, rank_correlation
 from hdpsim.experiments.validation.report import ENOUGH_RECORDS, SOUND, blocks, files, summary_lines
-from hdpsim.experiments.validation.views import View, is_plain, plain, rules_of_families
+from hdpsim.experiments.validation.views import is_plain, plain, rules_of_families
 
 QUANTITIES = {
     "step_s": "measured_step_s",
@@ -73,13 +67,7 @@ def run(
     """
     records = read_records(shipped_records() if path is None else path)
     own = None if calibration is None else load_calibration(calibration)
-    of_families = rules_of_families(records) if view == "unseen" else {}
-    predictions = [
-        _prediction(
-            record, view == "plain", memory, own, without | of_families.get(record.config.family, frozenset())
-        )
-        for record in reported(records, report, len(records))
-    ]
+    predictions = _predictions(records, view, memory, own, without, report)
     rows = _rows(records, predictions, memory, view)
     payload: Row = {
         "kind": "validate-memory" if memory else "validate",
@@ -102,9 +90,7 @@ def run(
             f"{asked} && hdpsim explain run.yaml",
         )
     if residuals is not None:
-        found = residuals_of(rows, records, predictions)
-        if view == "published":
-            found += _guessed(records, own, without)
+        found = [row for seen in VIEWS for row in residuals_seen_as(seen, records, own, without)]
         written = rewrite_residuals(residuals, found)
         lines = (*lines, *residual_lines(written, residuals))
     return Document(
@@ -136,34 +122,23 @@ def why_none(document: Document) -> InfeasibleError | None:
     return InfeasibleError("no record can be predicted:\n" + "\n".join(list(reasons)[:FEW_RECORDS]))
 
 
-def _prediction(
-    record: Record, as_plain: bool, memory: bool, own: Calibration | None, without: frozenset[str]
-) -> Prediction:
-    """The prediction of a record, which no measurement comes near, in the convention of its source."""
-    config = plain(record.config) if as_plain else record.config
-    prediction = predict(config, memory_only=memory, calibration=own, without=without)
-    return replace(prediction, convention=convention_of(record.config))
-
-
-def _guessed(records: Sequence[Record], own: Calibration | None, without: frozenset[str]) -> list[Residual]:
-    """Residuals of the records with what their software does guessed from its name."""
-    predictions = [_prediction(record, True, False, own, without) for record in records]
-    rows = _rows(records, predictions, False, "plain")
-    return [replace(row, guessed=True) for row in residuals_of(rows, records, predictions)]
-
-
-def _bands_of(record: Record, view: View) -> tuple[Residuals, str]:
-    """The residuals that the band of a record rests on, and the source as which it is known there."""
-    source = _source(record)
-    match view:
-        case "published":
-            return guessed_residuals() if is_plain(record.config) else shipped_residuals(), source
-        case "plain":
-            return guessed_residuals(), ""
-        case "unseen":
-            return residuals_without(source), ""
-        case _:
-            assert_never(view)
+def _predictions(
+    records: Sequence[Record],
+    view: View,
+    memory: bool,
+    own: Calibration | None,
+    without: frozenset[str],
+    report: Callable[[int, int], None],
+) -> list[Prediction]:
+    """The predictions of records, which no measurement comes near, in the conventions of their sources."""
+    of_families = rules_of_families(records) if view == "unseen" else {}
+    found: list[Prediction] = []
+    for record in reported(records, report, len(records)):
+        left_out = without | of_families.get(record.config.family, frozenset())
+        config = plain(record.config) if view == "plain" else record.config
+        prediction = predict(config, memory_only=memory, calibration=own, without=left_out)
+        found.append(replace(prediction, convention=convention_of(record.config)))
+    return found
 
 
 def _rows(
@@ -176,9 +151,13 @@ def _rows(
     ]
 
 
-def _row(
-    record: Record, prediction: Prediction, memory: bool, bands: tuple[Residuals, str], put_together: bool
-) -> Row:
+def _bands_of(record: Record, view: View) -> Residuals:
+    """What the band of a record rests on."""
+    guessed = view == "plain" or (view == "published" and is_plain(record.config))
+    return bands_of(_source(record), guessed=guessed, unseen=view == "unseen")
+
+
+def _row(record: Record, prediction: Prediction, memory: bool, bands: Residuals, put_together: bool) -> Row:
     """A record's columns, its prediction and its error."""
     measured = record.measured
     if memory:
@@ -211,7 +190,7 @@ def _row(
         "predicted_hardware_tflops_full": prediction.rates.get("hardware, full attention"),
         "tflops_error": error_of(measured.measured_tflops_per_gpu, prediction.tflops_per_gpu),
         **memory_columns(record, prediction),
-        **_fidelity(prediction, true, predicted, quantity, bands),
+        **_fidelity(prediction, true, predicted, quantity, bands, _source(record)),
         "account_s": dict(prediction.account_s),
         "rules": sorted(prediction.rule_kinds),
         "assumptions": list(prediction.assumptions),
@@ -241,13 +220,13 @@ def _fidelity(
     true: float | None,
     predicted: float | None,
     quantity: str,
-    bands: tuple[Residuals, str],
+    bands: Residuals,
+    source: str,
 ) -> Row:
     """The band of a prediction, from the residuals of all other configurations, and whether the truth lies in it."""
     if prediction.step_s is None or prediction.features is None:
         return dict.fromkeys(("step_s_p10", "step_s_p90", "in_band", "fidelity"))
-    residuals, source = bands
-    band = residuals.band(prediction.features, prediction.key, source)
+    band = bands.band(prediction.features, prediction.key, source)
     inside = None
     if true is not None and predicted is not None and quantity != MEMORY_QUANTITY:
         step_share = true / predicted if quantity == "step_s" else predicted / true
@@ -256,10 +235,15 @@ def _fidelity(
     return {**ends, "in_band": inside, "fidelity": band.note}
 
 
-def residuals_of(
-    rows: Sequence[Row], records: Sequence[Record], predictions: Sequence[Prediction]
+def residuals_seen_as(
+    view: View,
+    records: Sequence[Record],
+    own: Calibration | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> list[Residual]:
-    """Residuals of judged runs that nobody doubts."""
+    """Residuals of judged runs that nobody doubts, predicted from what a view sees of them."""
+    predictions = _predictions(records, view, False, own, without, silent)
+    rows = _rows(records, predictions, False, view)
     found = []
     for row, record, prediction in zip(rows, records, predictions, strict=True):
         features = prediction.features
@@ -273,6 +257,7 @@ def residuals_of(
                 source=row["group"][0],
                 complete=record.complete,
                 log_error=sign * math.log1p(row["error"]),
+                view=view,
             )
         )
     return found

@@ -21,15 +21,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, get_args
 
 from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, name_of_stack, setting_of, switches
 from hdpsim.experiments.software.seen_columns import RunConfig
-
-View = Literal["published", "plain", "unseen"]
-VIEWS: tuple[View, ...] = get_args(View)
 
 _OF_THE_MODEL = re.compile(
     r"(?i)\blayers?\b.*\bdense\b|\bdense_layers=|\bdense\b.*\bffn\b|\bMoE every\b|\bchunked attention\b|\bsliding\b|"

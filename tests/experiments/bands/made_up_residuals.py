@@ -1,6 +1,6 @@
 """Residuals of runs that nobody made, for tests of bands: how far off each is, is given."""
 
-from hdpsim.experiments.bands.band import Residual
+from hdpsim.experiments.bands.band import Residual, View
 from hdpsim.experiments.bands.features import Features
 
 RUN = Features(
@@ -10,7 +10,7 @@ RUN = Features(
 
 
 def some(
-    errors: list[float], features: Features = RUN, source: str = "lab", *, guessed: bool = False
+    errors: list[float], features: Features = RUN, source: str = "lab", *, view: View = "published"
 ) -> list[Residual]:
     """One run of a source for every log error, all of the same features."""
     return [
@@ -20,7 +20,7 @@ def some(
             source=source,
             complete=True,
             log_error=error,
-            guessed=guessed,
+            view=view,
         )
         for i, error in enumerate(errors)
     ]
