@@ -19,6 +19,7 @@ from hdpsim.experiments.output.meanings import meanings
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.software.choice import read_software
+from hdpsim.experiments.software.rules import stacks
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.step import simulate_step
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 _MODEL_FILES = (".json", ".yaml", ".yml")
 _SHARD_PARAMETERS = frozenset(
-    {"torchtitan", "torchtune", "fsdp1", "fsdp2", "fms-fsdp", "nemo-automodel", "llm-foundry", "transformers"}
+    {"torchtitan", "nemo-automodel"}.union(
+        *(stack.frameworks for stack in stacks() if stack.name == "pytorch")
+    )
 )
 """Frameworks whose usual way is to shard parameters (FSDP)."""
 _TENSOR, _PIPELINE, _EXPERTS = (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
