@@ -13,6 +13,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 
 WEIGHT_BYTES = 2.0  # bf16 weights: Megatron-Core distributed optimizer, 18 B per parameter in all
+MOMENTS_ALONE = 4  # bytes per parameter of the optimizer's states: as many and fewer hold no 32-bit weights
 _LEVEL = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
@@ -78,7 +79,9 @@ def state_bytes(
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     loose = overheads.loose_gradient_bytes * unit
     optimizer = trained * layout.precision.optimizer_bytes * spread(1)
-    kept = WEIGHT_BYTES if level < 3 or overheads.sixteen_bit_shards or model.frozen else 0.0
+    moments_alone = layout.precision.optimizer_bytes <= MOMENTS_ALONE
+    in_optimizer = level >= 3 and not (overheads.sixteen_bit_shards or moments_alone or model.frozen)
+    kept = 0.0 if in_optimizer else WEIGHT_BYTES
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
         gradients=trained * (layout.precision.gradient_bytes * spread(2) + buckets + loose),

@@ -9,9 +9,9 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.states import MOMENTS_ALONE
 from hdpsim.cost_models.tracing import priced
 
-MOMENTS_ALONE = 4  # bytes per parameter: as many and fewer hold no 32-bit weights
 GRADIENT_READS = 2  # by Adam, and by the gradient norm before it
 ZEROING_PASSES = 1  # written
 SCALING_PASSES = 2  # read and written

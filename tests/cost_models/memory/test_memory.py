@@ -167,11 +167,14 @@ def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
     assert states.on_host == pytest.approx(12 / 64 * count)
 
 
-@pytest.mark.parametrize("per_parameter", [4.0, 8.0])
-def test_optimizer_states_in_16_bits(per_parameter: float) -> None:
-    model = catalog.model("llama-2-7b")
-    states = state_bytes(model, Layout(sharding="zero3", optimizer_bytes=per_parameter), 64, 0)
-    kept = 2 + 4 + per_parameter  # 16-bit weights, gradients
+@pytest.mark.parametrize(
+    ("per_parameter", "beside", "weights"), [(4, True, 2), (8, True, 2), (4, False, 2), (8, False, 0)]
+)
+def test_optimizer_states_in_16_bits(per_parameter: float, beside: bool, weights: float) -> None:
+    # Shards in 32 bits are the optimizer's own weights, which moments alone do not hold.
+    model, overheads = catalog.model("llama-2-7b"), MemoryOverheads(sixteen_bit_shards=beside)
+    states = state_bytes(model, Layout(sharding="zero3", optimizer_bytes=per_parameter), 64, 0, overheads)
+    kept = weights + 4 + per_parameter  # gradients have 4
     assert states.total - states.gathered == pytest.approx(kept / 64 * parameters(model).total)
 
 
