@@ -21,7 +21,7 @@ class MemoryOverheads(Checked):
         library_bytes: workspaces of matrix and attention libraries (32 MiB a stream), autograd.
         nccl_bytes_per_group: buffers of one communicator.
         fragmentation_share: share of activations and buffers that the allocator loses.
-        activation_factor: activations kept over those derived, for what no other entry names.
+        activation_factor: kept activations over derived ones, for what no other entry names.
         logit_bytes: bytes per logit: output of the projection, softmax, gradient.
         selective_share: share of a layer's tensors that selective recomputation keeps; None = what the layout's shares
             of recomputation do not repeat, so that time and memory agree.

@@ -150,12 +150,15 @@ def test_recipes_that_are_not_printed(changes: dict[str, object], found: dict[st
         ("Megatron-Core/NeMo", 2025, True),
         ("Megatron-Bridge 26.02", 2026, True),
         ("Megatron-LM", 2026, False),
-        ("Megatron-Core r0.8.0", 2024, False),
+        ("Megatron-Core v0.9 MoE", 2024, False),
+        ("Megatron-Core v0.16", 2026, False),
+        ("Megatron-Core v0.16 MoE", 2026, True),
         ("Megatron-DeepSpeed", 2022, False),
     ],
 )
 def test_stacks_without_a_fused_kernel_of_the_loss(framework: str, year: int, fused: bool, task: str) -> None:
-    found = setting_of(Run(_config(framework=framework, year=year, task=task)), "fused_loss")
+    config = _config(framework=framework, year=year, task=task, n_experts=8 if "MoE" in framework else None)
+    found = setting_of(Run(config), "fused_loss")
     of_recipe = task == "lora" and framework.startswith(("NeMo (", "Megatron-Bridge", "Megatron-Core/NeMo"))
     assert (found is None or found.value is True) is (fused and not of_recipe)
 
