@@ -304,11 +304,18 @@ class MicroBatchCost:
         return np.asarray(self.by_stage(forward.sum(axis=0) + backward.sum(axis=0)).max(axis=0))
 
     def sequence_s(
-        self, lengths: ArrayLike, group_size: ArrayLike, tier: ArrayLike, *, least: bool = False
+        self,
+        lengths: ArrayLike,
+        group_size: ArrayLike,
+        tier: ArrayLike,
+        *,
+        least: bool = False,
+        waits: bool = True,
     ) -> Floats:
         """Attention of one sequence (forward + backward) on the busiest stage, per rank of its group.
 
         *least*: at the least, whatever is in its pack (SegmentAttention.least_step_s); sizes of groups ascend.
+        Without *waits*: what hides transfers, in a pack those of other sequences, too.
         Ignored: what a group exchanges for Mamba-2 layers, which its micro-batch pays.
         Recomputation repeats each part as it does in a micro-batch: scores computed again need no second ring forward,
         since the ring of the backward brings keys and values anyway.
@@ -321,14 +328,14 @@ class MicroBatchCost:
         again = self._attention_repeats[rows].tolist()
         in_rings, segments = sizes > 1.0, self.attention.segments
         for backward in (False, True):
-            kernels, merges, waits = (1.0 if backward else 1.0 + repeat for repeat in again)
+            kernels, merges, waited = (1.0 if backward else 1.0 + repeat for repeat in again)
             ring_s: ArrayLike = 0.0
             alone_s: ArrayLike = 0.0
             if in_rings.any():  # most callers ask of groups, or of single ranks
                 price = segments.least_step_s if least else segments.ring_step_s
                 step_s = price(tokens, sizes, backward=backward)
                 ring = self.attention.ring(step_s, groups, backward=backward)
-                ring_s = kernels * ring.attention + merges * ring.merge + waits * ring.wait
+                ring_s = kernels * ring.attention + merges * ring.merge + waits * waited * ring.wait
             if not in_rings.all():
                 alone_s = kernels * segments.alone_s(tokens, backward=backward)
             total = total + np.where(in_rings, ring_s, alone_s)
