@@ -191,7 +191,7 @@ def _entry(
             original = _document(kind, _resolve(kind, str(data["like"]))).data
         except CatalogError as error:
             problems.add(f"{key}.like" if key else "like", str(error))
-            original = {}
+            return None
         name = name or f"{data['like']} (changed)"
         data = changed_document(kind, original, changes)
     return read(Fields(data, problems, key), name or f"custom {kind}")

@@ -70,13 +70,13 @@ def span(seconds: float) -> str:
 def large_amount(value: float) -> str:
     """Three digits and a decimal letter: thousands, millions, billions, trillions.
 
-    >>> large_amount(108_123), large_amount(1.5e12), large_amount(999_999), large_amount(12)
-    ('108K', '1.5T', '1M', '12')
+    >>> large_amount(108_123), large_amount(1.5e12), large_amount(999_999), large_amount(12), large_amount(1e15)
+    ('108K', '1.5T', '1M', '12', '1,000T')
     """
     rounded = float(f"{value:.3g}")
     for scale, letter in _LETTERS:
         if abs(rounded) >= scale:
-            return f"{rounded / scale:.3g}{letter}"
+            return f"{rounded / scale:,.9g}{letter}"
     return f"{rounded:g}"
 
 

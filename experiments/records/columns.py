@@ -270,7 +270,7 @@ def _node(text: str) -> str | Node:
         return catalog.node(data).name
     described = catalog.node_entry(data, problems, "")
     if described is None or problems.found:
-        raise ValueError("; ".join(f"{key or 'it'}: {words}" for key, words in problems.found))
+        raise ValueError("; ".join(": ".join(filter(None, found)) for found in problems.found))
     return described
 
 

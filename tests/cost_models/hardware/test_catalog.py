@@ -142,6 +142,9 @@ def test_an_entry_can_start_from_a_shipped_one() -> None:
     assert small.fabric == Fabric(nodes_per_block=64, blocks_per_pod=4, spine_oversubscription=3.0)
     with pytest.raises(ScenarioError, match=r"model\.like: there is no model 'llama-8'"):
         read(catalog.model_entry, {"like": "llama-8"})
+    with pytest.raises(ScenarioError, match=r"node\.gpu\.like: there is no gpu 'h1000'") as error:
+        read(catalog.node_entry, {"like": "hgx-h100", "gpu": {"like": "h1000"}})
+    assert "is required" not in str(error.value)  # all keys that the GPU would have had
 
 
 def test_superchips_have_the_host_of_their_name() -> None:
