@@ -89,7 +89,7 @@ def test_members_that_have_a_micro_batch_at_different_slots_wait_for_ever() -> N
 def test_equal_ranks_pay_its_latency_in_every_micro_batch_and_planners_of_hdp_average_once() -> None:
     layout = Layout(tp=4, cp=1, rank_capacity_tokens=1024)
     once, often = (
-        small_setup(layout=layout.changed(loss_average=value), context=1024, name="static")
+        small_setup(layout=layout.changed(loss_average=value), context=1024, name="static", padding=False)
         for value in ("step", "micro-batch")
     )
     lengths = np.full(4 * once.ranks, 1024)
@@ -97,6 +97,9 @@ def test_equal_ranks_pay_its_latency_in_every_micro_batch_and_planners_of_hdp_av
     collectives = micro_batch_cost(once).collectives
     latency_s = float(collectives.all_reduce_s(LOSS_BYTES, collectives.group(once.ranks, 4)))
     assert longer_s == pytest.approx(4 * latency_s, rel=1e-6)
+    uneven = np.random.default_rng(0).integers(64, 1024, 8 * once.ranks)
+    later_s = simulate_step(often, uneven).step_s - simulate_step(once, uneven).step_s
+    assert later_s > 40 * latency_s  # they wait for each other, too
     planned = replace(often, strategy=replace(often.strategy, name="hdp-opt"))
     assert micro_batch_cost(planned).loss_average_s == 0.0
     assert any("layout.loss_average" in note for note in without_effect(planned))

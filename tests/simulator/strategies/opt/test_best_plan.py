@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_setups import Task, small_cluster, small_setup, tasks
+from simulator_setups import Task, problem_of, small_cluster, small_setup, tasks
 
 from hdpsim import validate_plan
 from hdpsim.cost_models.calibration.calibration import calibration
@@ -308,3 +308,16 @@ def test_few_sequences_share_ranks_several_to_a_pack():
     plan, _, _ = plan_batch(roomy(setup), [13_938] * 4 + [12_225] * 6)
     assert plan.group_size.tolist() == [2, 2]
     assert sorted(np.diff(plan.segment_offsets).tolist()) == [5, 5]
+
+
+def test_of_few_sequences_packs_of_every_size_are_considered():
+    # Sizes close to each other, and those of which hardly a token is in packs, gave plans 0.4 to 1.4 % shorter.
+    lengths = np.random.default_rng(0).integers(64, 4096, 200)
+    few = problem_of(small_setup(capacity=16_384, context=16_384), lengths)
+    mean = lengths.sum() / few.ranks
+    sizes = {int(np.ceil(mean / slots)) for slots in best_plan.SLOTS}
+    sizes |= {16_384 // share for share in best_plan.CONTEXT_SHARES}
+    wanted = {size for size in sizes if lengths.min() <= size < 16_384}
+    assert {target.problem.pack_tokens for target in best_plan._targets(few, np.inf)} >= wanted
+    many = problem_of(small_setup(capacity=16_384, context=16_384), np.tile(lengths, 8))
+    assert len(best_plan._targets(many, np.inf)) < len(wanted)
