@@ -293,4 +293,4 @@ def _likeness(band: Band, fitted: Sequence[str], generation: str) -> str:
     if band.in_sample:
         number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
         words += f", {number} in-sample: constants of {generation} were fitted on runs of {_listed(fitted)}"
-    return f"{words}; median error of its neighbourhood {100 * band.median_abs_error:.0f} %"
+    return f"{words}; median error of runs near it {100 * band.median_abs_error:.0f} %"

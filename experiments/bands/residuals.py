@@ -25,7 +25,9 @@ from hdpsim.simulator.setup import Setup
 _STRETCHES = "# stretches: "
 _FIRST = "experiments/data/first_errors.csv"
 _GUESSED = "no release of its software is stated"
-_NEW = "its source is not among the validated ones, so as wide as sources nobody had seen were off"
+_NEW = (
+    "no validated run is of its source, so the band is as wide as first predictions of new sources were off"
+)
 
 
 def residuals_path() -> Path:

@@ -249,7 +249,10 @@ def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     if not said:
         return ()
     lines = [f"  {', '.join(dict.fromkeys(names))}: {note}" for note, names in by_line(said).items()]
-    return ("How far off predictions of such runs were (± is sampling only and knows nothing of it):", *lines)
+    return (
+        "How far off predictions of such runs were (± above is sampling alone and does not contain it):",
+        *lines,
+    )
 
 
 def band_line(band: Band | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -228,45 +228,43 @@ def _span_words(target: Target) -> str | None:
 
 
 def explanation(comparison: Comparison) -> str:
-    """Which strategy is fastest, by how much against the best baseline, and in which accounts the difference lies."""
+    """Which strategy is fastest and by how much; below it a line for each reason, and for each other mesh to know."""
     ranked = sorted(comparison.feasible, key=lambda outcome: -outcome.tokens_per_s.mean)
     if len(ranked) == 1:
         return f"Only {ranked[0].strategy} can run this scenario."
     fastest = ranked[0]
     other = _reference(comparison, fastest, ranked)
-    text = _against(fastest, other, comparison.best_static)
-    for outcome in (fastest, other):
-        if outcome.work_left_out >= WORTH_A_WORD:
-            text += (
-                f" {outcome.strategy} does {outcome.work_left_out:.1%} less work than whole sequences need: its packer "
-                f"splits sequences, whose pieces do not attend to each other."
-            )
+    lines = [
+        *_against(fastest, other, comparison.best_static),
+        *_split_lines((fastest, other), ", whose pieces do not attend to each other"),
+    ]
     hdp = fastest if fastest.mesh is None else other
-    others = _other_meshes(comparison, fastest, other)
-    if others and hdp.mesh is None:
-        ratios = [f"{with_interval(hdp.speed_up(mesh), digits=2)} against {name}" for name, mesh in others]
-        text += f" {hdp.strategy} is {' and '.join(ratios)}."
-    return text + _other_degree_words(comparison)
+    if hdp.mesh is None:
+        lines += [
+            f"{hdp.strategy} is {with_interval(hdp.speed_up(mesh), digits=2)} times as fast as {name}."
+            for name, mesh in _other_meshes(comparison, fastest, other)
+        ]
+    return "\n- ".join((*lines, *_other_degree_lines(comparison)))
 
 
-def _other_degree_words(comparison: Comparison) -> str:
+def _other_degree_lines(comparison: Comparison) -> list[str]:
     """That the layout holds static meshes back, and how the fastest strategy does against a mesh that is not."""
     other, best = comparison.other_degree, comparison.best_static
     if other is None or best is None:
-        return ""
+        return []
     fastest = max(
         (o for o in comparison.feasible if o.mesh is None), key=lambda o: o.tokens_per_s.mean, default=None
     )
     against = (
-        f"; {fastest.strategy} is {1.0 / other.faster_than(fastest):.2f} times as fast as that one"
+        f"{fastest.strategy} is {1.0 / other.faster_than(fastest):.2f} times as fast as that one. "
         if fastest
         else ""
     )
-    return (
-        f" This layout holds static meshes back: one with {other.words} is {other.faster_than(best):.2f} times as "
-        f"fast as {best.strategy} on the first batch{against} (`hdpsim plan` looks for the layout that suits each "
-        f"strategy)."
-    )
+    return [
+        f"This layout holds static meshes back. On the first batch, one with {other.words} is "
+        f"{other.faster_than(best):.2f} times as fast as {best.strategy}. {against}`hdpsim plan` looks for the layout "
+        "that suits each strategy."
+    ]
 
 
 def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
@@ -309,16 +307,18 @@ def _named(outcome: Outcome, best: Outcome | None = None) -> str:
     return f"{outcome.strategy}{where} ({outcome.mesh.words})"
 
 
-def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> str:
+def _against(fastest: Outcome, other: Outcome, best: Outcome | None) -> list[str]:
     ratio = fastest.speed_up(other)
     if math.isclose(ratio.mean, 1.0, abs_tol=0.002):
-        return f"{_named(fastest, best)} and {_named(other, best)} are equally fast (within 0.2 %)."
-    first = f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
-    first += f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
+        return [f"{_named(fastest, best)} and {_named(other, best)} are equally fast (within 0.2 %)."]
+    lines = [
+        f"{_named(fastest, best)} is {with_interval(ratio, digits=2)} times as fast as {_named(other, best)}: "
+        f"a step takes {fastest.step_s.mean:.3f} s instead of {other.step_s.mean:.3f} s."
+    ]
     if ratio.half_width is not None and abs(ratio.mean - 1.0) < ratio.half_width:
-        first += " The difference is within what the sampling of batches does by chance."
+        lines.append("The difference is within what the sampling of batches does by chance.")
     total_s, words = saved_words(fastest.account_s(), other.account_s())
-    return f"{first} Where the {total_s:.3f} s come from: {words}." if words and total_s > 0.0 else first
+    return [*lines, f"Where the {total_s:.3f} s come from: {words}."] if words and total_s > 0.0 else lines
 
 
 def saved_words(fast: Mapping[str, float], slow: Mapping[str, float]) -> tuple[float, str]:
@@ -355,7 +355,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     ]
     if comparison.batches > 1 and notes:
         notes.insert(0, "Of the first batch:")
-    tried = [comparison.baseline.line] if comparison.baseline else _split_lines(comparison)
+    tried = [comparison.baseline.line] if comparison.baseline else _split_lines(comparison.feasible)
     return (
         *comparison.use.lines,
         *tried,
@@ -368,10 +368,11 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _split_lines(comparison: Comparison) -> list[str]:
+def _split_lines(outcomes: Iterable[Outcome], more: str = "") -> list[str]:
     return [
-        f"{o.strategy} does {o.work_left_out:.1%} less work than whole sequences need: its packer splits sequences."
-        for o in comparison.feasible
+        f"{o.strategy} does {o.work_left_out:.1%} less work than whole sequences need: "
+        f"its packer splits sequences{more}."
+        for o in outcomes
         if o.work_left_out >= WORTH_A_WORD
     ]
 
