@@ -14,6 +14,7 @@ hold the two together.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -295,3 +296,46 @@ def check_fabric(cluster: Cluster) -> None:
     if cluster.nodes > 1 and not node.nic_bytes_per_s_per_gpu > 0:
         several = f"cluster {cluster.name}: {cluster.nodes} nodes"
         raise InfeasibleError(f"{several} but node {node.name} has no NICs")
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """How many switches of every layer a cluster has.
+
+    They are as large as the leaves; a top layer points all its ports down, hence half as many.
+    """
+
+    blocks: int
+    pods: int
+    blocks_per_pod: int
+    leaves_per_block: int
+    spines_per_pod: int
+    cores: int
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Switches:
+        """The switches of *cluster*."""
+        fabric = cluster.fabric
+        blocks = math.ceil(cluster.nodes / fabric.nodes_per_block)
+        pods = math.ceil(blocks / fabric.blocks_per_pod)
+        leaves_per_block = cluster.node.nics if fabric.kind == "rail-optimised" else 1
+        blocks_per_pod = min(fabric.blocks_per_pod, blocks)
+        leaves_per_pod = leaves_per_block * blocks_per_pod / fabric.leaf_oversubscription
+        spines_per_pod = math.ceil(leaves_per_pod / (2 if pods == 1 else 1))
+        cores = math.ceil(spines_per_pod * pods / (2 * fabric.spine_oversubscription))
+        return cls(blocks, pods, blocks_per_pod, leaves_per_block, spines_per_pod, cores)
+
+
+def count_devices(cluster: Cluster) -> dict[str, int]:
+    """How many devices of every kind *cluster* has, from the core down."""
+    check_fabric(cluster)
+    switches, node = Switches.of(cluster), cluster.node
+    above = {"core": switches.cores} if switches.pods > 1 else {}
+    if switches.blocks > 1:
+        above["spine"] = switches.spines_per_pod * switches.pods
+    if cluster.nodes > 1:
+        above["leaf"] = switches.leaves_per_block * switches.blocks
+    below = {"gpu": cluster.nodes * node.gpus, "nvswitch": cluster.nodes}
+    if cluster.nodes > 1:
+        below["nic"] = cluster.nodes * node.nics
+    return above | below

@@ -10,7 +10,6 @@ about two thousand nodes. In full, every device is a node: for drawing and for c
 
 from __future__ import annotations
 
-import math
 from itertools import product
 from typing import Any
 
@@ -18,7 +17,7 @@ import networkx as nx
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.network.fabric import check_fabric
+from hdpsim.cost_models.network.fabric import Switches, check_fabric
 from hdpsim.errors import InfeasibleError
 
 FULL_GRAPH_LIMIT_GPUS = 4096
@@ -51,21 +50,6 @@ def build_graph(
     return _Builder(cluster, calibration or NetworkCalibration(), collapse).build()
 
 
-def count_devices(cluster: Cluster) -> dict[str, int]:
-    """How many devices of every kind the graph of *cluster* stands for, from the core down, without making it."""
-    check_fabric(cluster)
-    builder = _Builder(cluster, NetworkCalibration(), collapse=True)
-    above = {"core": builder.cores} if builder.pods > 1 else {}
-    if builder.blocks > 1:
-        above["spine"] = builder.spines_per_pod * builder.pods
-    if cluster.nodes > 1:
-        above["leaf"] = builder.leaves_per_block * builder.blocks
-    below = {"gpu": cluster.nodes * cluster.node.gpus, "nvswitch": cluster.nodes}
-    if cluster.nodes > 1:
-        below["nic"] = cluster.nodes * cluster.node.nics
-    return above | below
-
-
 class _Builder:
     """Adds one layer after the other; *collapse* only decides whether devices get nodes of their own."""
 
@@ -73,29 +57,24 @@ class _Builder:
         fabric, node = cluster.fabric, cluster.node
         self.cluster, self.calibration, self.collapse = cluster, calibration, collapse
         self.graph: nx.Graph[str] = nx.Graph(name=cluster.name)
-        self.blocks = math.ceil(cluster.nodes / fabric.nodes_per_block)
-        self.pods = math.ceil(self.blocks / fabric.blocks_per_pod)
-        self.leaves_per_block = node.nics if fabric.kind == "rail-optimised" else 1
-        pod_blocks = min(fabric.blocks_per_pod, self.blocks)
-        leaves_per_pod = self.leaves_per_block * pod_blocks / fabric.leaf_oversubscription
-        self.spines_per_pod = math.ceil(leaves_per_pod / (2 if self.pods == 1 else 1))
-        self.cores = math.ceil(self.spines_per_pod * self.pods / (2 * fabric.spine_oversubscription))
+        self.switches = Switches.of(cluster)
         nic = node.nic_bytes_per_s * calibration.nic_efficiency
         self.nic_bytes_per_s = nic
         self.block_up_bytes_per_s = fabric.nodes_per_block * node.nics * nic / fabric.leaf_oversubscription
-        self.pod_up_bytes_per_s = pod_blocks * self.block_up_bytes_per_s / fabric.spine_oversubscription
+        pod_bytes_per_s = self.switches.blocks_per_pod * self.block_up_bytes_per_s
+        self.pod_up_bytes_per_s = pod_bytes_per_s / fabric.spine_oversubscription
 
     def build(self) -> nx.Graph[str]:
-        fabric, nodes = self.cluster.fabric, self.cluster.nodes
-        cores = self._devices("core", self.cores) if self.pods > 1 else []
-        for pod in range(self.pods):
-            spines = self._devices("spine", self.spines_per_pod, pod=pod) if self.blocks > 1 else []
-            self._mesh(spines, cores, self.pod_up_bytes_per_s, self.spines_per_pod * self.cores)
+        fabric, nodes, switches = self.cluster.fabric, self.cluster.nodes, self.switches
+        cores = self._devices("core", switches.cores) if switches.pods > 1 else []
+        for pod in range(switches.pods):
+            spines = self._devices("spine", switches.spines_per_pod, pod=pod) if switches.blocks > 1 else []
+            self._mesh(spines, cores, self.pod_up_bytes_per_s, switches.spines_per_pod * switches.cores)
             first = pod * fabric.blocks_per_pod
-            for block in range(first, min(first + fabric.blocks_per_pod, self.blocks)):
+            for block in range(first, min(first + fabric.blocks_per_pod, switches.blocks)):
                 where = {"pod": pod, "block": block}
-                leaves = self._devices("leaf", self.leaves_per_block, **where) if nodes > 1 else []
-                links = self.leaves_per_block * self.spines_per_pod
+                leaves = self._devices("leaf", switches.leaves_per_block, **where) if nodes > 1 else []
+                links = switches.leaves_per_block * switches.spines_per_pod
                 self._mesh(leaves, spines, self.block_up_bytes_per_s, links)
                 here = range(nodes)[block * fabric.nodes_per_block : (block + 1) * fabric.nodes_per_block]
                 if self.collapse:

@@ -34,8 +34,7 @@ from hdpsim.arrays import Floats, Ints, offsets_of
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import KINDS, Cluster, LinkKind, Node, degraded_links
-from hdpsim.cost_models.network.fabric import check_fabric
-from hdpsim.cost_models.network.graph import count_devices
+from hdpsim.cost_models.network.fabric import check_fabric, count_devices
 from hdpsim.cost_models.network.routes import RouteBuilder
 from hdpsim.errors import InfeasibleError
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hdpsim.cost_models.network.fabric import SWITCHES_BY_TIER, TIER_NAMES, FabricModel
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.files import replacing
 from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
@@ -92,7 +93,18 @@ def tiers_of(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, An
 def check_drawing(out: str) -> None:
     """Refuse what cannot be drawn or written before any work is done."""
     path = Path(out)
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise UserInputError(f"--out: expected a file ending in .png or .svg, got {quoted(out)}")
+    if path.suffix.lower() not in (".png", ".svg", ".graphml"):
+        raise UserInputError(f"--out: expected a file ending in .png, .svg or .graphml, got {quoted(out)}")
     if not path.absolute().parent.is_dir():
         raise UserInputError(f"--out: there is no directory {path.parent}")
+
+
+def write_graph(cluster: Cluster, network: NetworkCalibration, path: Path) -> None:
+    """Write the fabric as a graph of networkx: every device is a node, unless these are too many."""
+    import networkx as nx
+
+    from hdpsim.cost_models.network.graph import FULL_GRAPH_LIMIT_GPUS, build_graph
+
+    graph = build_graph(cluster, network, collapse=cluster.gpus > FULL_GRAPH_LIMIT_GPUS)
+    with replacing(path) as target:
+        nx.write_graphml_xml(graph, target)

@@ -22,7 +22,7 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
-from hdpsim.experiments.scenario.schema import KEYS
+from hdpsim.experiments.scenario.schema import KEYS, now_called
 from hdpsim.experiments.software.model_of_run import is_model_file, model_of_file
 from hdpsim.experiments.software.seen_columns import (
     Precision,
@@ -253,7 +253,8 @@ def _switch(where: str, column: str, text: str) -> tuple[str, object]:
     name = column.partition(".")[2]
     own = _OWN_COLUMN.get(name)
     if own or column not in _SWITCHES:
-        hint = f"; the column is {own}" if own else did_you_mean(column, _SWITCHES)
+        near = f"; the column is {own}" if own else did_you_mean(column, _SWITCHES)
+        hint = now_called(column) or near
         raise UserInputError(f"{where}: {column}: is no switch of a record{hint}")
     try:
         if column == "cluster.node":

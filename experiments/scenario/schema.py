@@ -142,6 +142,12 @@ KEYS: Mapping[str, Key] = {
     **keys_without_field("campaign"),
 }
 
+RENAMED: Mapping[str, str] = {
+    "memory.expert_outputs_kept": "layout.expert_weights",
+    "memory.optimizer_bytes": "layout.optimizer_bytes",
+}
+"""Keys of earlier versions, and what each is called now."""
+
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))
 """The parts of a scenario that hold keys of their own."""
 
@@ -194,6 +200,12 @@ def _flatten(document: Mapping[str, object], problems: Problems) -> tuple[dict[s
     return flat, spoiled
 
 
+def now_called(old: str) -> str:
+    """What became of a key of an earlier version, in words; empty: there was none of this name."""
+    new = RENAMED.get(old)
+    return f" (it is now {new}: {KEYS[new].parse.words})" if new else ""
+
+
 def _unknown(dotted: str) -> str:
     section, dot, leaf = dotted.rpartition(".")
     if dot and section not in SECTIONS:
@@ -202,7 +214,8 @@ def _unknown(dotted: str) -> str:
     if not dot:
         known += SECTIONS
     homes = [key for key in KEYS if key.rpartition(".")[2] == leaf]
-    hint = f" (did you mean {' or '.join(homes)}?)" if homes else did_you_mean(leaf, known)
+    near = f" (did you mean {' or '.join(homes)}?)" if homes else did_you_mean(leaf, known)
+    hint = now_called(dotted) or near
     return f"is not a known key{hint}; allowed: {', '.join(known)}"
 
 

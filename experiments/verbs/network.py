@@ -34,12 +34,13 @@ def fabric(
         source: a scenario, or the name or file of a cluster.
         overrides: keys to change, as `--set` does: `{"cluster.fabric.leaf_oversubscription": 2}`.
         gpus: as many GPUs of it instead of all.
-        drawing: .png or .svg to draw it into: devices of every kind, how many, and their rates.
+        drawing: .png or .svg to draw it into: devices of every kind, how many, and their rates; or .graphml for the
+            graph of all devices and links (of all equal ones of a block together above 4,096 GPUs).
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
     """
-    from hdpsim.cost_models.network.graph import count_devices
+    from hdpsim.cost_models.network.fabric import count_devices
     from hdpsim.experiments.fabrics import fabric as study
     from hdpsim.experiments.fabrics.clusters import named_cluster
     from hdpsim.experiments.scenario.references import cluster_of_size
@@ -55,7 +56,9 @@ def fabric(
     document = study.fabric_document(
         cluster, network, tiers, devices, None if drawing is None else str(drawing)
     )
-    if drawing is not None:
+    if drawing is not None and Path(drawing).suffix.lower() == ".graphml":
+        study.write_graph(cluster, network, Path(drawing))
+    elif drawing is not None:
         from hdpsim.experiments.output.plots.style import write_figure
 
         write_figure(document.figures()["fabric"](), Path(drawing))

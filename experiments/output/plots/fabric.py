@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.network.graph import count_devices
+from hdpsim.cost_models.network.fabric import FabricModel, count_devices
 
 from .style import INK, SOFT, figure_and_axes
 

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, FabricKind, Gpu, Node
-from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.network.graph import (
-    FULL_GRAPH_LIMIT_GPUS,
-    build_graph,
-    count_devices,
-)
+from hdpsim.cost_models.network.fabric import FabricModel, count_devices
+from hdpsim.cost_models.network.graph import FULL_GRAPH_LIMIT_GPUS, build_graph
 from hdpsim.errors import InfeasibleError, UserInputError
 
 GPU = Gpu(

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 from click.testing import CliRunner, Result
 
+from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.network.graph import build_graph
 from hdpsim.experiments.cli.files import fabric as command
 
 CLUSTER = """
@@ -89,6 +92,14 @@ def test_drawings(tmp_path: Path, suffix: str) -> None:
     assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
+def test_the_graph_for_other_tools(tmp_path: Path) -> None:
+    path = tmp_path / "fabric.graphml"
+    assert run("superpod-h100", "--gpus", "16", "--out", str(path)).exit_code == 0
+    graph = nx.read_graphml(path)
+    assert sum(kind == "gpu" for _, kind in graph.nodes(data="kind")) == 16
+    assert nx.is_isomorphic(graph, build_graph(catalog.cluster_of("hgx-h100-80gb", gpus=16), collapse=False))
+
+
 def refused(*arguments: str) -> str:
     result = run(*arguments)
     assert result.exception is not None
@@ -107,7 +118,7 @@ def test_a_large_cluster_is_drawn_whole(tmp_path: Path) -> None:
     [
         (("superpod-h10",), "did you mean"),
         (("superpod-h100", "--gpus", "13"), "whole number"),
-        (("superpod-h100", "--out", "fabric.pdf"), ".png or .svg"),
+        (("superpod-h100", "--out", "fabric.pdf"), ".png, .svg or .graphml"),
         (("superpod-h100", "--out", "/nowhere/fabric.png"), "no directory /nowhere"),
     ],
 )

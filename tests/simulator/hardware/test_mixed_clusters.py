@@ -91,6 +91,22 @@ def test_kinds_that_are_equal_are_one_kind(name: StrategyName, layout: Layout, l
     assert lower_bound_s(setup, lengths) == pytest.approx(bound_s, rel=1e-12)
 
 
+def test_equal_kinds_meet_at_the_loss_as_one_kind_does():
+    layout = Layout(tp=8, cp=1, loss_average="micro-batch")
+    keys = {"name": "static", "layout": layout, "context": 1024, "padding": False}
+    lengths = np.random.default_rng(0).integers(64, 1024, 32)
+    one, two, never = (
+        simulate_step(mixed_setup(groups, **keys | changed), lengths).step_s
+        for groups, changed in (
+            ([(H100, 4)], {}),
+            ([(H100, 2), (SAME, 2)], {}),
+            ([(H100, 4)], {"layout": layout.changed(loss_average="step")}),
+        )
+    )
+    assert two == pytest.approx(one, rel=1e-12)
+    assert one > 1.01 * never
+
+
 def test_groups_of_one_kind_make_an_ordinary_cluster():
     cluster = mixed_setup([(H100, 1), (H100, 3)]).cluster
     assert type(cluster) is Cluster

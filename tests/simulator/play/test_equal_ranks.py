@@ -104,6 +104,14 @@ def test_ranks_that_may_wait_are_all_played() -> None:
     assert find_lockstep(with_hole, costs(4, 2, 1), None) is None
 
 
+def test_ranks_with_fewer_micro_batches_wait_for_others_where_all_meet_at_the_loss() -> None:
+    # Interleaved: of three micro-batches the last goes on to the next chunk at once, of four together with its next.
+    plan, priced = mesh([3, 4], 1), replace(costs(7, 2, 2), schedule="interleaved", loss_meets=True)
+    played, engine = run_replay(plan, priced), run_engine(plan, priced)
+    np.testing.assert_allclose(played.account_s, engine.account_s, atol=1e-9)
+    assert played.account_s[played.accounts.index("wait_group"), 0].sum() > 1.0
+
+
 def test_members_with_different_numbers_of_slots_may_wait() -> None:
     # Ranks 0 and 1 share micro-batch 0; rank 1 also runs micro-batch 1 alone.
     plan = Plan(

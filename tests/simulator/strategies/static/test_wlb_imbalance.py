@@ -77,9 +77,10 @@ def test_packs_of_one_length_are_as_unequal_as_published(
     assert imbalance(greedy(batches, window)) == pytest.approx(published, abs=0.05)
 
 
-def test_one_stream_cut_every_context(batches: list[Ints]) -> None:
+def test_one_stream_cut_every_context_is_more_even_than_published(batches: list[Ints]) -> None:
+    """The paper prints 1.44, which is missed (docs/explanation/strategies.md)."""
     cut = [pack(lengths, CONTEXT, "concatenate") for lengths in batches]
-    assert imbalance((pieces.tokens, pieces.micro_batch) for pieces in cut) == pytest.approx(1.44, abs=0.1)
+    assert imbalance((pieces.tokens, pieces.micro_batch) for pieces in cut) == pytest.approx(1.33, abs=0.03)
 
 
 @pytest.mark.parametrize(("queues", "published"), [(0, 1.24), (1, 1.05), (2, 1.05)])
