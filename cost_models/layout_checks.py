@@ -209,6 +209,8 @@ def _stages(model: Model, layout: Layout) -> Iterator[str]:
     pp, vpp = layout.parallel.pp, layout.pipeline.vpp
     for wrong in schedule_problems(layout):
         yield f"layout.schedule: {wrong}"
+    if layout.defers_head_gradient and layout.pipeline.call is not None:
+        yield "layout.deferred_head_gradient: it waits for the one drain of a step (schedule_micro_batches: all)"
     if vpp > 1 and pp == 1:
         yield f"layout.vpp: vpp = {vpp} needs a pipeline (pp > 1)"
     chunks = pp * vpp

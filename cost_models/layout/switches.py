@@ -133,6 +133,11 @@ class Pipeline(Group):
     prediction (none: all are with L), L output projection and loss, | between stages: Et*3|(tt|)*29m|L."""
     overlap: bool = switch(True, name="pp_overlap", needs=(needs.SEVERAL_STAGES,))
     """Transfers between stages run beside computation; off: they hold the sending and the receiving stage."""
+    call: Annotated[int, RANGES["schedule_micro_batches"]] | None = switch(
+        None, name="schedule_micro_batches", none="all", needs=(needs.SEVERAL_STAGES,)
+    )
+    """Micro-batches of a rank after which the pipeline drains and its schedule begins anew: those of one local batch,
+    where a step accumulates gradients of several (torchtitan, NeMo AutoModel); None = all of a step."""
     deferred_head_gradient: bool = switch(False, needs=(needs.DRAIN,))
     """1f1b, interleaved: weight gradients of the output projection wait until the pipeline drains."""
 

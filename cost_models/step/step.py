@@ -358,6 +358,7 @@ def step_costs(
         weight_terms_s=weight,
         overlapped_term=TERMS.index("expert_all_to_all") if layout.pipeline.schedule == "dualpipe" else None,
         pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
+        drains_every=layout.pipeline.call or 0,
         meeting_ranks=layout.meeting_ranks(ranks),
         loss_meets=cost.loss_average_s > 0.0,
         traffic=step_traffic(cost, priced, ranks) if traffic else None,

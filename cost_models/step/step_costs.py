@@ -91,6 +91,8 @@ class StepCosts:
     """What the host of a rank waits for memory in every micro-batch."""
     pp_overlap: bool = True
     """Transfers run beside computation. False: they hold the sending and the receiving stage."""
+    drains_every: int = 0
+    """Micro-batches of a rank after which its pipeline drains and begins anew; 0: it drains once a step."""
     meeting_ranks: int = 1
     """Neighbouring ranks whose micro-batches of one slot begin and end together: they meet in every layer."""
     loss_meets: bool = False

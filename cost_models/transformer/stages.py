@@ -53,6 +53,8 @@ def schedule_problems(layout: Layout) -> list[str]:
         problems.append(f"schedule {schedule} needs a pipeline (pp > 1)")
     if schedule == "dualpipe" and pp % 2:
         problems.append(f"schedule dualpipe needs an even number of stages, not pp {pp}")
+    if schedule == "dualpipe" and layout.pipeline.call is not None:
+        problems.append("schedule dualpipe takes all micro-batches of a step (schedule_micro_batches: all)")
     return problems
 
 
@@ -88,11 +90,16 @@ def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = Non
         ZB-V:        2 p - 1 - s and s + 1 passes of the two half chunks, as much as p whole ones
         DualPipe:    p - h and h + 1, h = the distance from the nearer end: p + 1 together
 
-    Never more than there are *micro_batches* a step (m v chunk passes when interleaved); None = enough to fill it.
+    Never more than there are *micro_batches* a step (m v chunk passes when interleaved), or in a call of the schedule
+    (`schedule_micro_batches`); None = enough to fill it.
     Counted: a pass until its weight gradient is done, in full.  Ignored: what the input gradient alone sets free.
     Source: arXiv 2104.04473 section 2.2; arXiv 2205.05198 section 4.2.3; arXiv 2401.10241; DualPipe's README.
     """
     p, v = layout.parallel.pp, layout.pipeline.vpp
+    if layout.pipeline.call is not None:
+        micro_batches = min(
+            layout.pipeline.call, layout.pipeline.call if micro_batches is None else micro_batches
+        )
     if layout.pipeline.schedule in SPLIT_SCHEDULES:
         end = min(stage, p - 1 - stage)
         counts = {

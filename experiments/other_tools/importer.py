@@ -329,6 +329,7 @@ class _Import:
             stated = facts.get("run.global_batch") == batch
             made = "micro-batch x data-parallel ranks"
             origins["data.batch"] = origins["run.global_batch"] if stated else made
+            self._schedule_calls(batch, gpus, micro_batch, layout)
         if dynamic:
             capacity = facts.get("run.rank_capacity")
             layout["rank_capacity"] = f"{capacity if isinstance(capacity, int) else -(-length // cp)} tokens"
@@ -372,3 +373,22 @@ class _Import:
                 )
             return stated
         return groups and groups * (own if isinstance(own, int) and own > 0 else micro_batch)
+
+    def _schedule_calls(self, batch: int, gpus: int | None, micro_batch: int, layout: dict[str, Any]) -> None:
+        """A pipeline whose step has several local batches calls its schedule for each of them."""
+        facts, origins = self.read.facts, self.read.origins
+        local, replica = (
+            facts.get("run.micro_batch"),
+            math.prod(int(str(layout.get(k, 1))) for k in ("tp", "pp", "cp")),
+        )
+        if "run.stage_micro_batch" not in facts or not isinstance(local, int):
+            return
+        if local % micro_batch:
+            raise UserInputError(
+                f"{self.where}: a local batch of {local} sequences does not divide by "
+                f"{origins['run.stage_micro_batch']} {micro_batch}"
+            )
+        if gpus is None or batch * replica > local * gpus:
+            layout["schedule_micro_batches"] = local // micro_batch
+            of_call = f"local batch size over {origins['run.stage_micro_batch']}"
+            origins["layout.schedule_micro_batches"] = of_call

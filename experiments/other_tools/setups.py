@@ -107,6 +107,7 @@ def _step(
             "run.micro_batch": 1,
         }
         facts["run.global_batch"] = None if batch is None else batch.sequences
+        _local_batch(setup, tool, facts, setup.ranks)
         return
     if cp is None:
         del facts["layout.cp"]
@@ -120,11 +121,24 @@ def _step(
         elif batch.tokens is not None and batch.tokens % length == 0:
             sequences = batch.tokens // length
     facts |= {"run.seq_length": length, "run.micro_batch": micro_batch, "run.global_batch": sequences}
-    if "run.stage_micro_batch" in tool.keys and setup.layout.parallel.pp > 1:
-        facts["run.stage_micro_batch"] = micro_batch
-        groups = setup.ranks // (cp or 1)
-        if sequences is not None and sequences % groups == 0:
-            facts["run.micro_batch"] = sequences // groups
+    _local_batch(setup, tool, facts, setup.ranks // (cp or 1))
+
+
+def _local_batch(setup: Setup, tool: Tool, facts: dict[str, object], groups: int) -> None:
+    """Tools with a local batch beside the micro-batch: what of it one call of a pipeline's schedule has."""
+    if "run.stage_micro_batch" not in tool.keys or setup.layout.parallel.pp == 1:
+        return
+    micro_batch, sequences, call = (
+        facts["run.micro_batch"],
+        facts["run.global_batch"],
+        setup.layout.pipeline.call,
+    )
+    assert isinstance(micro_batch, int)
+    facts["run.stage_micro_batch"] = micro_batch
+    local = 0 if call is None else call * micro_batch
+    if isinstance(sequences, int) and sequences % (groups * (local or 1)) == 0:
+        facts["run.micro_batch"] = local or sequences // groups
+        del facts["layout.schedule_micro_batches"]
 
 
 def shown_facts(keys: Mapping[str, object], names: list[str]) -> dict[str, str]:

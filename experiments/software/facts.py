@@ -22,6 +22,7 @@ _INTERLEAVED = re.compile(r"1F1B-I|(?i:(?<!not )(?<!non-)\binterleav)")
 _BUCKET = re.compile(r"DDP bucket (\d+) ?MB")
 _MODULES = re.compile(r"recompute[-_]modules(?: from [^:;]*)?[ =:]+\[?([\w', ]+)")
 _POLICY = re.compile(r"(?:remat_policy[:=]|checkpoint policy) ?(\w+)")
+_LOCAL_BATCH = re.compile(r"(?i)local batch(?: size)?(?: of)?[ =:]*(\d+)")
 _BYTES_PER_PARAMETER = 2.0  # torch's DDP counts gradients as the parameters are: 16 bits
 _GPUS_OF_A_SERVER = 8
 # MaxText, layers/decoders.py (get_remat_policy): products of attention that are kept; others keep all
@@ -276,6 +277,12 @@ def _full_stages_first(config: RunConfig) -> str | None:
     return f"Et*{each}|{f't*{each}|' * (stages - 2)}t*{rest}L"
 
 
+def _micro_batches_of_a_local_batch(config: RunConfig) -> int | None:
+    """Micro-batches that one call of a pipeline's schedule has, where a step may have several."""
+    stated = _LOCAL_BATCH.search(config.words)
+    return max(1, int(stated[1]) // (config.micro_batch or 1)) if stated else None
+
+
 def _ranks_of_a_server(config: RunConfig) -> int:
     return max(1, (config.gpus_per_node or _GPUS_OF_A_SERVER) // (config.tp or 1))
 
@@ -299,6 +306,7 @@ COMPUTED: dict[str, Callable[[RunConfig], object]] = {
     "full_stages_first": _full_stages_first,
     "kept_beside_up_projections": _kept_beside_up_projections,
     "latent_up_projections": _latent_up_projections,
+    "micro_batches_of_a_local_batch": _micro_batches_of_a_local_batch,
     "products_between_the_kept": _between_the_kept,
     "products_no_policy_keeps": _not_kept_by_policy,
     "ranks_of_a_server": _ranks_of_a_server,

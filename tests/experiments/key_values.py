@@ -14,6 +14,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.tp": ("1", "2", "4", "8"),
     "layout.pp": ("1", "2", "3", "4"),
     "layout.vpp": ("1", "2"),
+    "layout.schedule_micro_batches": ("all", "1", "4"),
     "layout.schedule": ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"),
     "layout.stage_balance": ("layers", "flop"),
     "layout.pipeline_layout": ("auto", "Et|tL"),

@@ -167,6 +167,7 @@ def cases(draw: st.DrawFn, with_noise: bool = True, loss: bool = False) -> Case:
         kind=random.integers(0, kinds, (stages, chunks)),
         transfer_s=seconds(count),
         loss_meets=loss_meets,
+        drains_every=draw(st.sampled_from([0, 0, 1, 2, 3])),
         epilogue=Epilogue(
             data_s=float(seconds(1)[0]),
             parameter_gather_s=seconds(stages),
@@ -213,7 +214,12 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
     for rank in range(R):
         for stage in range(S):
             table = zip(
-                *(c.tolist() for c in stage_order("interleaved", S, V, stage, len(orders[rank]))[:3]),
+                *(
+                    c.tolist()
+                    for c in stage_order("interleaved", S, V, stage, len(orders[rank]), costs.drains_every)[
+                        :3
+                    ]
+                ),
                 strict=True,
             )
             todo[rank, stage] = [

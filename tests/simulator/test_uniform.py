@@ -61,6 +61,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         order=draw(st.sampled_from(["tp-dp-pp", "tp-pp-dp"])),
         dp_overlap=draw(st.booleans()),
         loss_average=draw(st.sampled_from(["step", "micro-batch"])),
+        schedule_micro_batches=None if schedule == "dualpipe" else draw(st.sampled_from([None, None, 3])),
     )
 
 

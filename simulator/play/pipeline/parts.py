@@ -48,7 +48,13 @@ class Parts:
 
 
 def pipeline_parts(
-    plan: Plan, entries: Entries, chain: Chain, schedule: Schedule, stages: int, chunks: int
+    plan: Plan,
+    entries: Entries,
+    chain: Chain,
+    schedule: Schedule,
+    stages: int,
+    chunks: int,
+    drains_every: int,
 ) -> Parts:
     """Return the parts of all processes of a pipeline."""
     slots = int(np.diff(plan.order_offsets).max(initial=0))
@@ -60,7 +66,7 @@ def pipeline_parts(
     weights: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
     parts_before = 0
     for stage in range(stages):
-        order = stage_order(schedule, stages, chunks, stage, slots)
+        order = stage_order(schedule, stages, chunks, stage, slots, drains_every)
         virtual = virtual_stages[stage, order.chunk]
         is_weight = order.op == BACKWARD_WEIGHT
         is_part = chain.has_link(order.op, virtual) & ~is_weight

@@ -139,7 +139,8 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         if times.factors is not None:
             part_own_s = add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
-        parts = pipeline_parts(plan, entries, chain, costs.schedule, costs.stages, costs.chunks)
+        shape = costs.schedule, costs.stages, costs.chunks
+        parts = pipeline_parts(plan, entries, chain, *shape, costs.drains_every)
         part_operation, part_offsets = parts.operation, parts.offsets
         operation_s = chain.along(forward_s, backward_s).ravel()
         if times.factors is not None:

@@ -97,8 +97,13 @@ def _alternating(warm_up: int, forwards: Ints, backwards: Ints, index: Ints, cou
 
 
 @lru_cache(maxsize=4096)
-def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots: int) -> Order:
+def stage_order(
+    schedule: Schedule, stages: int, chunks: int, stage: int, slots: int, drains_every: int = 0
+) -> Order:
     """Return the operations of *stage* in their order under any schedule.
+
+    *drains_every*: slots after which the pipeline drains and begins anew, as if the schedule were called again; 0: it
+    drains once, at the end.
 
     In the schedules that split the backward every slot has a forward, a BACKWARD_INPUT (in DualPipe partly a whole
     BACKWARD) and a BACKWARD_WEIGHT. Leaving out the weight gradients, which no other process can observe, the order
@@ -106,6 +111,8 @@ def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots:
     depends on their number. DualPipe's slots take turns: even ones start at the first stage (chunk 0), odd ones at
     the last (chunk 1).
     """
+    if 0 < drains_every < slots:
+        return _calls(schedule, stages, chunks, stage, slots, drains_every)
     if schedule == "1f1b" or schedule == "interleaved":  # mypy narrows by ==, not by in
         op, chunk, slot, batch = _in_turn(stages, chunks, stage, slots)
         return Order(op, chunk, slot, np.zeros(len(op), dtype=np.bool_), batch)
@@ -124,6 +131,20 @@ def stage_order(schedule: Schedule, stages: int, chunks: int, stage: int, slots:
     for column in (op, chunk, slot):
         column.setflags(write=False)
     return Order(op, chunk, slot, paired.astype(np.bool_), np.arange(len(op)))
+
+
+def _calls(schedule: Schedule, stages: int, chunks: int, stage: int, slots: int, every: int) -> Order:
+    """Calls of *every* slots each, one after the other; the last one has what is left."""
+    shape = schedule, stages, chunks, stage
+    whole, left = divmod(slots, every)
+    calls = [stage_order(*shape, every)] * whole + [stage_order(*shape, left)] * (left > 0)
+    op, chunk, slot, paired, batch = (np.concatenate(columns) for columns in zip(*calls, strict=True))
+    number = np.repeat(np.arange(len(calls)), [len(call.op) for call in calls])
+    batches = 1 + max(int(call.batch.max()) for call in calls)
+    order = Order(op, chunk, slot + number * every, paired, batch + number * batches)
+    for column in order:
+        column.setflags(write=False)
+    return order
 
 
 _Row = tuple[int, int, int, int]

@@ -58,7 +58,14 @@ class Turns(NamedTuple):
 
 @lru_cache(maxsize=256)
 def turns_of_rank(
-    schedule: Schedule, stages: int, chunks: int, slots: int, count: int, *, overlap: bool = True
+    schedule: Schedule,
+    stages: int,
+    chunks: int,
+    slots: int,
+    count: int,
+    *,
+    overlap: bool = True,
+    drains_every: int = 0,
 ) -> Turns:
     """What a rank with *count* of *slots* slots does; without *overlap* transfers block."""
     chain = make_chain(schedule, stages, chunks)
@@ -66,7 +73,7 @@ def turns_of_rank(
     orders: list[list[int]] = []  # operations of each stage
     weights = []
     for stage in range(stages):
-        order = stage_order(schedule, stages, chunks, stage, slots)
+        order = stage_order(schedule, stages, chunks, stage, slots, drains_every)
         virtual, exists = table[stage, order.chunk], order.slot < count
         is_weight = order.op == BACKWARD_WEIGHT
         kept = chain.has_link(order.op, virtual) & ~is_weight & exists
@@ -77,7 +84,7 @@ def turns_of_rank(
         weights.append(before)
     pairs, gaps = np.empty((2, 0), dtype=np.int64), np.empty(0)
     if not overlap:
-        pairs, gaps = _blocking(chain, schedule, stages, chunks, count)
+        pairs, gaps = _blocking(chain, schedule, stages, chunks, count, drains_every)
     turns = _in_turns(orders, chain.stage[0].tolist(), count, pairs.tolist())
     operation = np.array(turns, dtype=np.int64)
     place = np.empty(len(operation) + count, dtype=np.int64)
@@ -111,13 +118,15 @@ def turns_of_rank(
 def rank_turns(costs: StepCosts, slots: int, count: int) -> Turns:
     """What a rank with *count* of *slots* slots does at these costs."""
     shape = costs.schedule, costs.stages, costs.chunks
-    return turns_of_rank(*shape, slots, count, overlap=costs.pp_overlap)
+    return turns_of_rank(*shape, slots, count, overlap=costs.pp_overlap, drains_every=costs.drains_every)
 
 
-def _blocking(chain: Chain, schedule: Schedule, stages: int, chunks: int, count: int) -> tuple[Ints, Floats]:
+def _blocking(
+    chain: Chain, schedule: Schedule, stages: int, chunks: int, count: int, drains_every: int
+) -> tuple[Ints, Floats]:
     """Operations (needed, waiting) of a rank whose transfers block, and how many of them hold each."""
     plan = plan_of_lone_ranks(np.array([count]))
-    parts = pipeline_parts(plan, plan.entries, chain, schedule, stages, chunks)
+    parts = pipeline_parts(plan, plan.entries, chain, schedule, stages, chunks, drains_every)
     exchanges = exchanges_of(parts, chain, count)
     each, gaps = np.ones(len(exchanges.result)), np.zeros(chain.links * count)
     feeds = exchanges.feeds(parts.operation, each)

@@ -78,6 +78,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "attention_kernel": ("flash", "flash2", "mxfp8", "unfused"),
     "cuda_graph_scope": ("layers", "iteration"),
     "shard_ranks": (None, 2),
+    "schedule_micro_batches": (None, 2, 3),
     "bucket_parameters": (None, 50_000_000.0),
 }
 FLAGS = tuple(name for name in SWITCHES if isinstance(Layout().switch(name), bool))

@@ -380,6 +380,22 @@ mode = 'full'
         found = imported(tmp_path, text, "train.toml", Asked(cluster="h100", gpus=128))
         assert layout(found)["shard_ranks"] == 4  # 128 GPUs are 16 ranks
 
+    def test_local_batches_of_a_pipeline_are_calls_of_its_schedule(self, tmp_path: Path) -> None:
+        # 2 sequences on each of 128 / 16 ranks are 16: a step of 64 has four local batches, one of 16 has one.
+        piped = self.TOML.replace("[parallelism]", "[parallelism]\npipeline_parallel_degree = 2")
+        asked = Asked(cluster="h100", gpus=128)
+        for sequences, calls in ((64, 2), (16, None)):
+            text = piped.replace("seq_len", f"global_batch_size = {sequences}\nseq_len")
+            assert (
+                layout(imported(tmp_path, text, "train.toml", asked)).get("schedule_micro_batches") == calls
+            )
+        odd = text.replace(
+            "pipeline_parallel_degree = 2",
+            "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3",
+        )
+        with pytest.raises(UserInputError, match="local batch of 2 sequences does not divide"):
+            imported(tmp_path, odd.replace("= 16", "= 48"), "train.toml", asked)
+
     def test_python_is_not_run(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="Python code is not run"):
             imported(tmp_path, "config = 1", "config.py")

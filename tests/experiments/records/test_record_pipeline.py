@@ -50,6 +50,23 @@ def test_v_shaped_schedules_have_two_chunks(name: str, pp: int, vpp: int | None,
 
 
 @pytest.mark.parametrize(
+    ("framework", "notes", "micro_batch", "calls"),
+    [
+        ("NeMo AutoModel (FSDP2)", "DeepEP; local batch 8", 2, 4),
+        ("torchtitan (FSDP2)", "local batch size 16", None, 16),
+        ("torchtitan (FSDP2)", "compiled", 1, None),
+        ("Megatron-Core", "local batch 8", 1, None),
+    ],
+)
+def test_the_local_batch_of_pytorchs_stacks_is_a_call_of_the_schedule(
+    framework: str, notes: str, micro_batch: int | None, calls: int | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, notes=notes, pp=4, micro_batch=micro_batch))
+    setting = setting_of(run, "schedule_micro_batches")
+    assert (setting and setting.value) == calls
+
+
+@pytest.mark.parametrize(
     ("stated", "layout"),
     [
         ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 8}, True),

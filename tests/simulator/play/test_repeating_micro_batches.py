@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_two_stages_by_hand() -> None:
     st.integers(1, 70),
     st.integers(0, 3),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 7, 30]),
 )
 def test_the_same_as_playing_all_micro_batches(
     shape: tuple[Schedule, int, int],
@@ -90,8 +92,9 @@ def test_the_same_as_playing_all_micro_batches(
     count: int,
     fewer: int,
     overlap: bool,
+    drains_every: int,
 ) -> None:
-    priced = costs(shape, forward_s, transfer_s, overlap=overlap)
+    priced = replace(costs(shape, forward_s, transfer_s, overlap=overlap), drains_every=drains_every)
     counts = [count, max(count - fewer, 0)]
     whole = _run(plan_of_lone_ranks(np.array(counts)), priced.repeated(sum(counts)), None)
     steady = run_lone_ranks(priced, counts)

@@ -144,6 +144,7 @@ def test_in_flight_passes_are_those_of_the_order(schedule: Schedule, stages: int
         assert sum(in_flight_passes(layout, stage)) == held.max()
         one = in_flight_passes(layout, stage, micro_batches=1)
         assert one == (1,) * len(one)
+        assert one == in_flight_passes(layout.changed(schedule_micro_batches=1), stage)
 
 
 def test_chunks():
@@ -206,6 +207,7 @@ def split_cases(draw: st.DrawFn) -> Case:
         backward_terms_s=backward,
         weight_terms_s=backward * random.random() if schedule in SPLIT else None,
         overlapped_term=draw(st.sampled_from((None, 0))),
+        drains_every=0 if schedule == "dualpipe" else case.costs.drains_every,
         kind=kind,
         transfer_s=random.random(count),
         epilogue=epilogue,
