@@ -41,13 +41,13 @@ def busiest_over_mean(model: Model, ep: int, spread: float) -> float:
 def spread_of(routing: ExpertRouting, model: Model, cal: Calibration) -> float:
     """Coefficient of variation of tokens among a layer's experts, by what keeps the router balanced.
 
-        even: 0.  loss: the calibration's.  bias: 0.017
+        even, in-turn: 0.  loss: the calibration's.  bias: 0.017
         untrained: sqrt( P(same word) (E - k) / k ): a word's k experts are any k of E
 
     Source: see the constants; random routing: sampling k of E without putting back, once for every word.
     """
     match routing:
-        case "even":
+        case "even" | "in-turn":
             return 0.0
         case "bias":
             return BIASED_SPREAD

@@ -296,7 +296,7 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     """A token's way to its experts and back, forward and backward."""
     copies, held = float(model.top_k), float(model.top_k) * layout.parallel.expert_cut
     if layout.experts.dispatch == "fused" and layout.parallel.ep > 1:
-        passes = 2.0 * (copies + parts_of_a_token(model.experts, model.top_k, layout.parallel.ep))
+        passes = 2.0 * (copies + parts_of_a_token(model, layout.parallel.ep, in_turn=layout.experts.in_turn))
     else:
         # Without an all-to-all the tokens of all that share experts
         here = held if layout.parallel.ep == 1 else copies

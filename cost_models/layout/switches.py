@@ -30,7 +30,7 @@ ContextParallelKind = Literal[
 ContextSharding = Literal["document", "pack", "adaptive"]
 ExpertDispatch = Literal["all-to-all", "fused"]
 ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
-ExpertRouting = Literal["loss", "bias", "even", "untrained"]
+ExpertRouting = Literal["loss", "bias", "even", "in-turn", "untrained"]
 ExpertWeights = Literal["outputs", "activations"]
 GraphScope = Literal["layers", "iteration"]
 StageBalance = Literal["layers", "flop"]
@@ -281,13 +281,19 @@ class Experts(Group):
     """Rows of the busiest GPU of an expert-parallel group over the mean, at least 1; None = expert_routing tells."""
     routing: ExpertRouting = switch("loss", name="expert_routing", needs=(needs.BUSIEST, needs.NO_IMBALANCE))
     """What keeps experts equally busy. loss: an auxiliary loss; bias: a bias per expert (DeepSeek-V3); even: they are
-    (forced, or tokens beyond a capacity factor of 1 dropped); untrained: nothing yet, as in the first steps on text."""
+    (forced, or tokens beyond a capacity factor of 1 dropped); in-turn: no router, every token gets the experts behind
+    those of the token before (stand-ins for a router); untrained: nothing yet, as in the first steps on text."""
     padding: bool = switch(False, name="expert_padding", needs=(needs.NARROW,))
     """With 8 and 4 bits every expert's rows are copied to a multiple of what the products take, and back
     (Megatron-Core without HybridEP)."""
     weights: ExpertWeights = switch("outputs", name="expert_weights")
     """What the router's scores weigh: experts' outputs, which are then kept for the backward, or what their activation
     function puts out (Megatron-Core since 0.13); where it is gated, the scores' gradients read everything again."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a token's experts are neighbours."""
+        return self.routing == "in-turn" and self.imbalance is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

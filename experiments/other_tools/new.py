@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 _MODEL_FILES = (".json", ".yaml", ".yml")
 _SHARD_PARAMETERS = frozenset(
-    {"torchtitan", "nemo-automodel"}.union(
-        *(stack.frameworks for stack in stacks() if stack.name == "pytorch")
-    )
+    name
+    for stack in stacks()
+    if stack.name in ("pytorch", "torchtitan", "nemo-automodel")
+    for name in stack.frameworks
 )
 """Frameworks whose usual way is to shard parameters (FSDP)."""
 _TENSOR, _PIPELINE, _EXPERTS = (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)

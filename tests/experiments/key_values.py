@@ -36,7 +36,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
     "layout.expert_imbalance": ("auto", "1", "1.5"),
     "layout.expert_weights": ("outputs", "activations"),
-    "layout.expert_routing": ("loss", "bias", "even", "untrained"),
+    "layout.expert_routing": ("loss", "bias", "even", "in-turn", "untrained"),
     "layout.bucket_parameters": ("auto", "1000000"),
     "layout.expert_dispatch": ("all-to-all", "fused"),
     "layout.cuda_graph_scope": ("layers", "iteration"),

@@ -126,12 +126,38 @@ class TestCutExperts:
             check_layout(catalog.model("llama-7b"), Layout(etp=2))
 
 
+def parts(experts: int, top_k: int, over: int, *, in_turn: bool = False) -> float:
+    return parts_of_a_token(replace(MIXTRAL, experts=experts, top_k=top_k), over, in_turn=in_turn)
+
+
 class TestFusedDispatch:
     def test_parts_of_a_token(self) -> None:
         # 8 experts on 2 nodes, 2 chosen: both on one node with 2 x C(4, 2) / C(8, 2) = 12/28
-        assert parts_of_a_token(8, 2, 2) == pytest.approx(2 - 12 / 28)
-        assert parts_of_a_token(8, 1, 4) == pytest.approx(1.0)
-        assert parts_of_a_token(8, 8, 4) == pytest.approx(4.0)
+        assert parts(8, 2, 2) == pytest.approx(2 - 12 / 28)
+        assert parts(8, 1, 4) == pytest.approx(1.0)
+        assert parts(8, 8, 4) == pytest.approx(4.0)
+
+    @pytest.mark.parametrize(
+        ("experts", "top_k", "over", "expected"),
+        [
+            (256, 8, 64, 2),  # two GPUs of four experts
+            (256, 8, 8, 1),
+            (384, 8, 32, 4 / 3),  # GPUs of twelve: tokens begin at expert 0, 4 or 8 of one, the last on two
+            (128, 8, 1, 1),
+            (6, 4, 2, 2),  # three each, also where the last begins on the last part and goes round
+        ],
+    )
+    def test_neighbours_sit_together(self, experts: int, top_k: int, over: int, expected: float) -> None:
+        assert parts(experts, top_k, over, in_turn=True) == pytest.approx(expected)
+
+    @given(st.integers(2, 12), st.integers(1, 16), st.data())
+    def test_experts_in_turn_are_counted_as_they_are_dealt(
+        self, over: int, each: int, data: st.DataObject
+    ) -> None:
+        experts = over * each
+        top_k = data.draw(st.integers(1, experts))
+        dealt = [{(i * top_k + j) % experts // each for j in range(top_k)} for i in range(experts)]
+        assert parts(experts, top_k, over, in_turn=True) == pytest.approx(sum(map(len, dealt)) / experts)
 
     def test_a_token_crosses_the_network_once_to_each_node(self) -> None:
         model = replace(MIXTRAL, experts=64, top_k=8, ffn_hidden=2048)
@@ -139,7 +165,7 @@ class TestFusedDispatch:
             one(layer(Layout(ep=64, expert_dispatch=how), model).expert_all_to_all_s(np.array([T])))
             for how in ("all-to-all", "fused")
         )
-        share = parts_of_a_token(64, 8, 8) / 8
+        share = parts(64, 8, 8) / 8
         assert share < 0.7
         assert fused == pytest.approx(2 * T * 8 * 4096 * 2 * 7 / 8 * share / NIC, rel=1e-9)
         assert fused == pytest.approx(plain * share, rel=1e-9)
@@ -151,8 +177,8 @@ class TestFusedDispatch:
             for how in ("all-to-all", "fused")
         )
         # 8 GPUs of 8 experts: a token misses one of them with C(56, 8) / C(64, 8) = 0.321
-        assert parts_of_a_token(64, 8, 8) == pytest.approx(8 * (1 - 0.32091), rel=1e-4)
-        assert fused == pytest.approx(plain * parts_of_a_token(64, 8, 8) / 8, rel=1e-9)
+        assert parts(64, 8, 8) == pytest.approx(8 * (1 - 0.32091), rel=1e-4)
+        assert fused == pytest.approx(plain * parts(64, 8, 8) / 8, rel=1e-9)
 
     @pytest.mark.parametrize("tp", [1, 2])
     def test_hybrid_ep_gathers_the_routing_maps_of_a_rack(self, tp: int) -> None:
@@ -167,7 +193,7 @@ class TestFusedDispatch:
             return one(cost.expert_all_to_all_s(np.array([T])))
 
         ranks, rows = 64 // tp, T / tp
-        sent = 2 * rows * 4096 * 2 * parts_of_a_token(512, 22, ranks) * (1 - 1 / ranks) / NVLINK
+        sent = 2 * rows * 4096 * 2 * parts(512, 22, ranks) * (1 - 1 / ranks) / NVLINK
         map_s = ranks * rows * 512 * ((1 - 1 / ranks) / NVLINK + 1 / rack.gpu.hbm_bytes_per_s)
         assert all_to_all_s(512) == pytest.approx(sent + map_s / 2, rel=1e-9)
 

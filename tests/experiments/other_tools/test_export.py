@@ -74,7 +74,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "expert_dispatch": ("all-to-all", "fused"),
     "expert_kernels": ("grouped", "separate", "modules", "fused"),
     "expert_imbalance": (None, 1.0, 1.3),
-    "expert_routing": ("loss", "bias", "even", "untrained"),
+    "expert_routing": ("loss", "bias", "even", "in-turn", "untrained"),
     "attention_kernel": ("flash", "flash2", "mxfp8", "unfused"),
     "cuda_graph_scope": ("layers", "iteration"),
     "shard_ranks": (None, 2),

@@ -72,7 +72,8 @@ def test_balanced_by_biases(notes: str) -> None:
         ({"framework": "NeMo 25.04"}, "even"),
         ({"framework": "NeMo (Megatron-Core)", "topk": 1}, None),  # Llama 4's recipes drop nothing
         ({"framework": "NeMo 25.04", "notes": "dropless"}, None),
-        ({"framework": "NeMo AutoModel"}, "even"),
+        ({"framework": "NeMo AutoModel"}, "in-turn"),
+        ({"framework": "NeMo AutoModel", "notes": "fake balanced gate"}, "in-turn"),
         ({"framework": "Megatron-Bridge 26.04"}, "even"),
         ({"framework": "Megatron-Bridge 26.04", "notes": "trained with an auxiliary loss"}, None),
         ({"framework": "torchtitan"}, "bias"),
