@@ -18,8 +18,6 @@ from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
-from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp
-from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp
 from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
@@ -68,26 +66,28 @@ def plan_best(problem: PlanningProblem) -> Plan:
     contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
     if thorough or problem.meets:
         contest.judge()
+    targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
+    lost = WORTH_IT  # of many sequences about as much by plans of all sizes
+    for target in targets[: PLANNED[not small]]:
+        if target.step_s * lost < contest.end_s:
+            before_s = contest.end_s
+            other = balanced_draft(replace(target.problem, quick=not small))
+            contest.enter(other.plan(), other.end_s * NEARLY)
+            if not small and (other.end_s <= UNBALANCED * target.step_s or contest.end_s >= before_s):
+                break
+            lost = WORTH_IT if small else other.end_s / target.step_s * NEARLY
     if thorough and len(problem.lengths) <= 2 * SMALL:
+        saved = NEARLY * SHARING_SAVES  # sequences of a pack share the waits of their ring
         for degree in likely_degrees(problem, contest.end_s):
             work = work_s(problem, degree)
-            if work.sum() * degree / problem.ranks * NEARLY < contest.end_s:
+            if work.sum() * degree / problem.ranks * saved < contest.end_s:
                 filled = plan_equal_work(problem, degree, degree * problem.capacity_tokens, work)
-                contest.enter(filled, filled.makespan_s * NEARLY)
+                contest.enter(filled, filled.makespan_s * saved)
         if problem.in_slots:
             rounds = Rounds.of(problem)
             for end_s, cuts in rounds.ways():
                 if end_s * NEARLY < contest.end_s:
                     contest.enter(rounds.plan(cuts), end_s * NEARLY)
-    targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
-    lost = WORTH_IT  # of many sequences about as much by plans of all sizes
-    for target in targets[: PLANNED[not small]]:
-        if target.step_s * lost < contest.end_s:
-            other = balanced_draft(replace(target.problem, quick=not small))
-            contest.enter(other.plan(), other.end_s * NEARLY)
-            if not small and other.end_s <= UNBALANCED * target.step_s:
-                break
-            lost = WORTH_IT if small else other.end_s / target.step_s * NEARLY
     for mesh in mesh_drafts(problem, contest.end_s):
         least_s = mesh.least_s * (NEARLY if problem.meets else 1.0)
         if least_s < contest.end_s:
@@ -123,7 +123,7 @@ def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[Plann
         fits = problem.lengths.max() <= problem.target_tokens and not problem.quick
         return (plan_wlb_llm,) if fits else ()
     if len(problem.lengths) <= FEW:
-        return (plan_balanced, plan_wlb_llm, dynamic_cp, hybrid_cp, balanced_with_pp)
+        return (plan_balanced, plan_wlb_llm, dynamic_cp)
     rounds = (dynamic_cp,) if problem.meets and len(problem.lengths) <= SMALL else ()
     return (plan_balanced, plan_wlb_llm, *rounds)
 
@@ -138,6 +138,8 @@ class _Target:
 
 def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
     """Sizes of packs below the capacity whose ideal step is below *below_s*, the shortest first."""
+    if problem.lengths.min() > problem.capacity_tokens:  # nothing to pack
+        return []
     mean = float(problem.lengths.sum()) / problem.ranks
     sizes = {int(np.ceil(mean / slots)) for slots in SLOTS}
     sizes |= {problem.context_tokens // share for share in CONTEXT_SHARES} - {0}

@@ -270,7 +270,7 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
 
     The quickest at best come first. Where the longest sequence of the batch is shorter than the context, groups may
     be smaller than the context needs, and so are packs. The first packer takes little time and stands for the others:
-    where its work would take too long even in the fewest packs, they would, too.
+    where its work would take too long even in the fewest packs, with the bubble of a mean one, they would, too.
     """
     ranks = problem.ranks
     packed: dict[tuple[Packing, int, bool, int], MeshPacks] = {}
@@ -282,12 +282,16 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
     drafts = []
     needed = -(-int(problem.lengths.max()) // problem.capacity_tokens)
     for degree in likely_degrees(problem, np.inf if cut else below_s):
-        full = min(problem.context_tokens, degree * problem.capacity_tokens)
+        full, groups = min(problem.context_tokens, degree * problem.capacity_tokens), ranks // degree
         fewest = -(-int(problem.lengths.sum()) // full)
+        # A mean pack's bubble over a group's work.
+        idle = NEARLY * problem.bubble_weight / -(-fewest // groups)
         seen: list[MeshPacks] = []
-        hopeless = False
+        hopeless, alone_s = False, np.inf
         chunks = ring_chunks(problem.cost.layout, degree)
         for packing, padding in product(packings, paddings):
+            if padding and alone_s >= below_s:  # nothing ends earlier with padding
+                continue
             key = (packing, full, padding, chunks)
             if key not in packed:
                 shorter = replace(problem, context_tokens=full)
@@ -296,13 +300,15 @@ def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:
             if any(packs.same_as(other) for other in seen):
                 continue
             draft = MeshDraft.of(problem, packs, degree)
-            if not seen and draft.work_s * fewest / packs.count >= below_s:
-                hopeless = draft.work_s * fewest / packs.count >= HOPELESS * below_s
+            alone_s = alone_s if padding else draft.least_s
+            at_best_s = draft.work_s * fewest / packs.count * (1.0 + idle)
+            if not seen and at_best_s >= below_s:
+                hopeless = at_best_s >= HOPELESS * below_s
                 break
             seen.append(packs)
             if draft.least_s < below_s:
                 drafts.append(draft)
-                if packs.count > ranks // degree:
+                if packs.count > groups:
                     drafts.append(replace(draft, longest_first=True))
         if not seen and (hopeless or degree > COSTLY * needed):
             break

@@ -321,3 +321,5 @@ def test_of_few_sequences_packs_of_every_size_are_considered():
     assert {target.problem.pack_tokens for target in best_plan._targets(few, np.inf)} >= wanted
     many = problem_of(small_setup(capacity=16_384, context=16_384), np.tile(lengths, 8))
     assert len(best_plan._targets(many, np.inf)) < len(wanted)
+    long = problem_of(small_setup(capacity=4096, context=16_384), np.full(9, 16_384))  # nothing to pack
+    assert not best_plan._targets(long, np.inf)

@@ -22,7 +22,12 @@ from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.registry import make_plan
 from hdpsim.simulator.strategies.static.packing import pack
-from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_degrees, plan_static
+from hdpsim.simulator.strategies.static.static_mesh import (
+    likely_degrees,
+    mesh_degrees,
+    mesh_drafts,
+    plan_static,
+)
 
 
 def problem(
@@ -312,3 +317,17 @@ def test_no_mesh_of_a_degree_that_is_left_out_ends_in_time(task: Task, share: fl
         mesh = replace(setup, layout=setup.layout.changed(cp=degree))
         with suppress(InfeasibleError):  # DualPipe wants more micro-batches
             assert simulate_step(mesh, [longest]).step_s >= below_s * (1.0 - 1e-9)
+
+
+@settings(max_examples=4, deadline=None)
+@given(tasks())
+def test_a_mesh_whose_packs_are_padded_ends_no_earlier(task: Task):
+    # So of packs that end too late as they are none is priced with padding.
+    strategy = StrategyOptions(name="hdp-opt", padding=True)
+    drafts = mesh_drafts(problem_of(replace(task.setup, strategy=strategy), task.lengths), np.inf)
+    plain = [draft for draft in drafts if draft.packs.padding_tokens is None]
+    for draft in drafts:
+        for other in plain:
+            same = np.array_equal(draft.packs.pieces.micro_batch, other.packs.pieces.micro_batch)
+            if same and draft.degree == other.degree:
+                assert draft.least_s >= other.least_s * (1.0 - 1e-9)
