@@ -39,8 +39,9 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     layout = setup.layout
     if setup.cp_sharding != (layout.context.sharding or "document"):
         layout = layout.changed(cp_sharding=setup.cp_sharding)
-    if layout.sharding.loss_average != "step" and not setup.strategy.in_turns:
-        layout = layout.changed(loss_average="step")
+    meets = layout.sharding.loss_average != "step" or layout.precision.blocking_maxima
+    if meets and not setup.strategy.in_turns:
+        layout = layout.changed(loss_average="step", blocking_maxima=False)
     return _cost_of(setup.model, layout, setup.cluster, cal)
 
 

@@ -164,7 +164,7 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
         why = "" if remote else "remote_data_loading is false: every node reads all at once"
         yield why, "data", "loader asynchronous_loading prefetch_steps"
     apart = "" if options.in_turns else f"{name}, whose ranks run different numbers of micro-batches"
-    yield apart, "layout", "loss_average"
+    yield apart, "layout", "loss_average blocking_maxima"
     alike = "" if len(setup.cluster.kinds) > 1 else "all nodes are of one kind"
     static = f"{name}, which gives all ranks the same" if options.name == "static" else ""
     dynamic = options.dynamic_groups

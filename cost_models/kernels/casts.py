@@ -137,7 +137,7 @@ def maxima_s(layout: Layout, collectives: Collectives, layers: int) -> float:
         t = AR(bytes, ranks of the stage) + AR(bytes, tensor-parallel group)      with separate_scale_updates
 
     Counted: latencies; three tensors (input, weight, output or gradient) of each of a layer's four products.
-    Ignored: ranks that arrive late, beyond the slowest GPU's pace that all of them keep anyway.
+    That all wait for the last rank is a matter of playing (simulator/play/pipeline/common_ends.py).
     Source: NVIDIA/TransformerEngine, pytorch/fp8.py (since version 1.6, pull request 766, fp8_autocast_exit and the end
     of the backward call reduce_and_update_fp8_tensors: all_reduce with async_op=False over fp8_group; before that
     global_amax_reduction over the data-parallel ranks, then over the tensor-parallel group); NVIDIA/Megatron-LM,

@@ -16,7 +16,7 @@ def loss_average_s(layout: Layout, collectives: Collectives) -> float:
         t = AR(8 bytes, ranks of the stage)
 
     Counted: its latency, on the stream of the last stage. That ranks wait there for the last one is a matter of playing
-    (simulator/play/pipeline/loss_meetings.py).
+    (simulator/play/pipeline/common_ends.py).
     Ignored: the host, which does not wait for it; a sum over context-parallel ranks before it; DualPipe's two ends.
     Source: NVIDIA/Megatron-LM, pretrain_gpt.py (loss_func: average_losses_across_data_parallel_group, later all_reduce
     of reporting_loss, both without async_op: PyTorch makes the current stream wait for the collective's, not the host);

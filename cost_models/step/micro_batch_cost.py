@@ -26,7 +26,7 @@ from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, La
 from hdpsim.cost_models.step.offloading import Offloading, alike_for_offload
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
 from hdpsim.cost_models.step.stages import StageChain, stage_kinds, stage_links
-from hdpsim.cost_models.step.step_costs import StepSums
+from hdpsim.cost_models.step.step_costs import MeetsAfter, StepSums
 from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind
@@ -152,6 +152,16 @@ class MicroBatchCost:
     def loss_average_s(self) -> float:
         """What averaging the loss over all ranks adds to every micro-batch."""
         return loss_average_s(self.layout, self.collectives)
+
+    @property
+    def meets_after(self) -> MeetsAfter:
+        """When all ranks of a stage wait for each other; see StepCosts. Not played in DualPipe's pairs."""
+        if self.layout.pipeline.schedule == "dualpipe":
+            return "step"
+        several = self.layout.parallel.ranks(self.collectives.fabric.cluster.gpus) > 1
+        if several and any(maxima_s(self.layout, self.collectives, kind.layers) for kind in self.kinds):
+            return "pass"
+        return "loss" if self.loss_average_s > 0.0 else "step"
 
     def _pass_times(self, sums: bool) -> Floats:
         """[K, 1], whatever the tokens: a backward's *sums* of gradients, or agreement on maxima in a pass."""

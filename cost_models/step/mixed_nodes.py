@@ -101,7 +101,7 @@ class MixedCost:
             schedule=layout.pipeline.schedule,
             pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
             drains_every=layout.pipeline.call or 0,
-            loss_meets=first.loss_average_s > 0.0,
+            meets_after=first.meets_after,
             members=MemberTimes(rank_kind=self.rank_kind, forward=forward_share, backward=backward_share)
             if bool((forward_share < 1.0).any() or (backward_share < 1.0).any())
             else None,

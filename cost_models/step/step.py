@@ -360,7 +360,7 @@ def step_costs(
         pp_overlap=layout.pipeline.overlap or layout.parallel.pp == 1,
         drains_every=layout.pipeline.call or 0,
         meeting_ranks=layout.meeting_ranks(ranks),
-        loss_meets=cost.loss_average_s > 0.0,
+        meets_after=cost.meets_after,
         traffic=step_traffic(cost, priced, ranks) if traffic else None,
     )
     return costs.repeated(batches.count * batches.copies) if alike else costs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.data_loading import DataPath
 from hdpsim.cost_models.step.traffic import StepTraffic
+
+MeetsAfter = Literal["step", "loss", "pass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +98,9 @@ class StepCosts:
     """Micro-batches of a rank after which its pipeline drains and begins anew; 0: it drains once a step."""
     meeting_ranks: int = 1
     """Neighbouring ranks whose micro-batches of one slot begin and end together: they meet in every layer."""
-    loss_meets: bool = False
-    """Backwards of a micro-batch begin when all ranks have ended the forwards of that slot: they average its loss."""
+    meets_after: MeetsAfter = "step"
+    """When all ranks of a stage wait for each other: at the end of the step alone, also after the forward of every slot
+    on the last virtual stage (they average its loss), or after every forward and backward (8-bit maxima)."""
     members: MemberTimes | None = None
     """What members of a group take that are faster than its slowest one; None: all members take the same."""
     data_path: DataPath | None = None

@@ -68,6 +68,15 @@ class Timeline:
     step_end: StepEnd
     arrival_s: Floats | None = None
     """When what each operation waits for arrives, where that is not known from the ends."""
+    computed_s: Floats | None = None
+    """When each operation had been computed, where some end later, together with others; NaN: at its end."""
+
+    @property
+    def own_ends_s(self) -> Floats:
+        """The ends that operations would have if they did not wait for others to end with them."""
+        if self.computed_s is None:
+            return self.end_s
+        return np.where(np.isnan(self.computed_s), self.end_s, self.computed_s)
 
 
 def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, Floats]] = ()) -> Execution:
@@ -155,6 +164,8 @@ def _waits(program: Program, timeline: Timeline) -> tuple[Floats, Floats]:
         free_s += extras.part_work_s
     pipeline_s = np.maximum(latest_s - free_s, 0.0)
     group_s = timeline.start_s[operation] - free_s - pipeline_s
+    if timeline.computed_s is not None:
+        group_s += (timeline.end_s - timeline.own_ends_s)[operation]
     if program.part_own_s is not None:
         group_s += program.operation_s[operation] - program.part_own_s
     return _by_process(program, pipeline_s), _by_process(program, group_s)
@@ -241,7 +252,7 @@ def _operation_spans(program: Program, timeline: Timeline) -> list[_Row]:
     stage, rank = np.divmod(program.part_process, program.ranks)
     link, micro_batch = np.divmod(program.part_operation, max(program.units, 1))
     chunk = chain.chunk[0 if program.way is None else program.way[micro_batch], link]
-    start_s, end_s = timeline.start_s[program.part_operation], timeline.end_s[program.part_operation]
+    start_s, end_s = timeline.start_s[program.part_operation], timeline.own_ends_s[program.part_operation]
     op = np.where(chain.forward[link], FORWARD, BACKWARD)
     rows: list[_Row] = [(rank, stage, chunk, op, micro_batch, start_s, end_s)]
     if chain.merged:

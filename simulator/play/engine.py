@@ -25,6 +25,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account, make_spans
 from hdpsim.simulator.play.execution import Execution, Noise
 from hdpsim.simulator.play.meetings import joined
+from hdpsim.simulator.play.pipeline.common_ends import ALONE
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
@@ -121,12 +122,11 @@ class StepPlay:
         self._part_operation: list[int] = program.part_operation.tolist()
         self._waiting: list[Operation | None] = [None] * operations
         self._on_end = self._operation_ended
-        self._absent: list[int] = []
-        if (loss := program.loss) is not None:
-            self._last_forward, self._absent = loss.last_forward, loss.parties.tolist()
-            self._meeting: list[int] = loss.meeting.tolist()
-            parts = np.split(loss.forwards + self._units, np.cumsum(loss.parties)[:-1])
-            self._goes_on: list[list[int]] = [part.tolist() for part in parts]
+        self._meeting: list[int] = []
+        if (common := program.common_ends) is not None:
+            self._meeting, self._parties = common.meeting.tolist(), common.parties.tolist()
+            self._computed_s = list(self._end_s)
+            self._met: dict[int, list[Operation]] = {}
         self._env = simpy.Environment()
         self._begin_s = [0.0] * program.stages
         self._done_s = [0.0] * program.processes
@@ -240,7 +240,8 @@ class StepPlay:
         )
         # It refers to this object: without the cycle memory is free as soon as the step is over.
         del self._on_end
-        return Timeline(np.array(self._start_s), np.array(self._end_s), step_end)
+        computed_s = np.array(self._computed_s) if self._meeting else None
+        return Timeline(np.array(self._start_s), np.array(self._end_s), step_end, computed_s=computed_s)
 
     def _stage_of_rank(
         self,
@@ -298,7 +299,22 @@ class StepPlay:
         number, now_s = operation.number, self._env.now
         start_s = max(now_s, self._input_s[number])
         self._start_s[number] = start_s
-        operation.end_after(start_s - now_s + self._duration_s[number])
+        self._end(operation, start_s - now_s + self._duration_s[number])
+
+    def _end(self, operation: Operation, delay_s: float) -> None:
+        """An operation has been computed *delay_s* from now; those that end together do with the last of them."""
+        meeting = self._meeting[operation.number] if self._meeting else ALONE
+        if meeting == ALONE:
+            operation.end_after(delay_s)
+            return
+        now_s, computed_s = self._env.now, self._computed_s
+        computed_s[operation.number] = now_s + delay_s
+        met = self._met.setdefault(meeting, [])
+        met.append(operation)
+        if len(met) == self._parties[meeting]:
+            latest_s = max(computed_s[one.number] for one in self._met.pop(meeting))
+            for one in met:
+                one.end_after(max(0.0, latest_s - now_s))
 
     def _operation_ended(self, operation: simpy.Event) -> None:
         """Send the result to the next operation of the chain."""
@@ -306,17 +322,8 @@ class StepPlay:
         number = operation.number
         now_s = self._end_s[number] = self._env.now
         self._waiting[number] = None
-        if self._absent and 0 <= number - self._last_forward < self._units:
-            self._meet(self._meeting[number - self._last_forward], now_s)
         if number + self._units < len(self._missing):
             self._send(number, now_s)
-
-    def _meet(self, meeting: int, now_s: float) -> None:
-        """A forward has come to the loss; with the last one all go on."""
-        self._absent[meeting] -= 1
-        if self._absent[meeting] == 0:
-            for backward in self._goes_on[meeting]:
-                self._feed(backward, now_s)
 
     def _send(self, number: int, now_s: float) -> None:
         """The result of an operation goes to the next one of its chain."""
@@ -348,7 +355,7 @@ def _bundles(program: Program) -> list[list[int]]:
     stays short and what it touches in the cache. At 131,072 GPUs an event took 4.9 us in one queue of 16,384 processes
     and 2.8 us in bundles, as at 1,024 GPUs (CPU time).
     """
-    if program.loss is not None:
+    if program.common_ends is not None:
         return [list(range(program.ranks))]
     tied = joined(program.plan.member_ranks, program.plan.member_offsets[:-1], program.ranks)
     order = np.argsort(tied, kind="stable")

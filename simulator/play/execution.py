@@ -14,7 +14,7 @@ WAITS = (
     "planning",  # before the first forward: batch metadata, planning, sending the plan
     "parameter_gather",  # exposed parameter all-gather before the first forward
     "wait_pipeline",  # waiting for the neighbour stage: bubbles and transfers
-    "wait_group",  # waiting for other ranks: of a dynamic group, or where all meet in a layer or at the loss
+    "wait_group",  # waiting for other ranks: of a dynamic group, or where all meet: in a layer, after a pass
     "wait_gradients",  # own work done, waiting for the other ranks before gradients can be summed
     "gradient_sync",  # exposed gradient reduce-scatter
     "wait_stages",  # waiting until every stage's gradients are there (the global gradient norm)

@@ -14,7 +14,7 @@ What both executors mean by playing a plan:
 * When all ranks of stage s have run their operations, its gradients are summed in gradient_sync_s[s]. When those of
   all stages are there, the optimizers run for optimizer_s[s]. The step ends with the slowest of them.
 * Ranks that meet in every layer hold each slot together (see meetings).
-* Ranks that average the loss of every micro-batch meet before its backward on the last virtual stage (loss_meetings).
+* Ranks that agree on something after passes, as on the loss of every micro-batch, end these together (common_ends).
 * Zero-bubble schedules split the backward: its weight gradient feeds nobody and runs between two operations of its
   process. ZB-H2 and ZB-V have no barrier over the stages: a stage begins its next step when its optimizer is done, and
   the time of a step is the least period at which all stages can repeat (see repetition).
@@ -37,9 +37,9 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.execution import Execution, Noise
+from hdpsim.simulator.play.pipeline.common_ends import Arrivals
 from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
 from hdpsim.simulator.play.pipeline.extras import Extras
-from hdpsim.simulator.play.pipeline.loss_meetings import Arrivals
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.shortcuts.equal_micro_batches import can_play
 from hdpsim.simulator.play.shortcuts.equal_ranks import (
@@ -127,16 +127,16 @@ def replay_timeline(program: Program, begin_s: Floats) -> Timeline:
     Raises:
         DeadlockError: the orders of the ranks contradict each other.
     """
-    start_s, end_s, done_s = play(program, program.opening_s + begin_s)
+    start_s, end_s, done_s, computed_s = play(program, program.opening_s + begin_s)
     if program.extras is not None:
         done_s += program.extras.tail_s
     by_stage = done_s.reshape(program.stages, program.ranks)
     end = StepEnd.after(by_stage, program.costs.epilogue, begin_s, stage_by_stage=program.stage_by_stage)
-    return Timeline(start_s, end_s, end)
+    return Timeline(start_s, end_s, end, computed_s=computed_s)
 
 
-def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the start and the end of every operation, and the end of every process, when stages open at *opening_s*.
+def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, Floats | None]:
+    """When stages open at *opening_s*: start and end of every operation, the end of every process, Timeline.computed_s.
 
     Raises:
         DeadlockError: some operations can never start.
@@ -152,7 +152,8 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
     start_s = np.zeros(len(duration_s))  # the latest arrival so far
     end_s = np.full(len(duration_s), np.nan)  # NaN: not played
     missing = program.parties.copy()
-    arrivals = None if program.loss is None else Arrivals(program.loss)
+    arrivals = None if program.common_ends is None else Arrivals(program.common_ends)
+    computed_s = None if arrivals is None else end_s.copy()
     winner = np.empty(len(duration_s), dtype=np.int64)
 
     arrived = np.flatnonzero(part < last_part)
@@ -172,6 +173,9 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
         winner[ready] = place
         ready = ready[winner[ready] == place]
         ready_end_s = start_s[ready] + duration_s[ready]
+        if arrivals is not None and computed_s is not None:
+            computed_s[ready] = ready_end_s
+            ready, ready_end_s = arrivals.after(ready, ready_end_s)
         end_s[ready] = ready_end_s
 
         link = ready // units
@@ -184,11 +188,6 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
         missing[fed] -= 1
         if extras is not None and len(extras.feeds.before):
             fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
-        if arrivals is not None:
-            going_on, met_s = arrivals.after(ready, ready_end_s)
-            start_s[going_on] = np.maximum(start_s[going_on], met_s)
-            missing[going_on] -= 1
-            fed = np.concatenate([fed, going_on])
 
         sizes = group_size[unit]
         members = member_ranks[ranges(member_offsets[unit], sizes)]
@@ -199,7 +198,7 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats]:
 
     if np.any(part < last_part):
         raise deadlock_error(program, ~np.isnan(end_s))
-    return start_s, end_s, free_s
+    return start_s, end_s, free_s, computed_s
 
 
 def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
+from hdpsim.cost_models.step.step_costs import Epilogue, MeetsAfter, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD, stage_order
@@ -142,13 +142,15 @@ durations = st.floats(0.0, 10.0, allow_subnormal=False)
 
 
 @st.composite
-def cases(draw: st.DrawFn, with_noise: bool = True, loss: bool = False) -> Case:
-    """A random plan with random costs and perhaps noise, with and without a pipeline; *loss*: ranks meet there."""
+def cases(draw: st.DrawFn, with_noise: bool = True, meets: bool = False) -> Case:
+    """A random plan with random costs and perhaps noise, with and without a pipeline; *meets*: after passes."""
     stages, chunks = draw(
         st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (2, 3)])
     )
-    loss_meets = loss or draw(st.sampled_from([False, False, True]))
-    plan = draw(flat_plans() if stages * chunks == 1 and not loss_meets else pipeline_plans())
+    meets_after: MeetsAfter = draw(
+        st.sampled_from(["loss", "pass"] if meets else ["step", "step", "loss", "pass"])
+    )
+    plan = draw(flat_plans() if stages * chunks == 1 and meets_after == "step" else pipeline_plans())
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.integers(1, 3))
     count = plan.micro_batches
@@ -166,7 +168,7 @@ def cases(draw: st.DrawFn, with_noise: bool = True, loss: bool = False) -> Case:
         backward_terms_s=seconds(2, kinds, count),
         kind=random.integers(0, kinds, (stages, chunks)),
         transfer_s=seconds(count),
-        loss_meets=loss_meets,
+        meets_after=meets_after,
         drains_every=draw(st.sampled_from([0, 0, 1, 2, 3])),
         epilogue=Epilogue(
             data_s=float(seconds(1)[0]),
@@ -244,14 +246,18 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
         return None if needed not in ended else ended[needed] + (costs.transfer_s[m] if moves else 0.0)
 
     slot_of = {m: slot for order in orders for slot, m in enumerate(order.tolist()) if m != HOLE}
+    computed: dict[
+        tuple[int, int, int], float
+    ] = {}  # operations whose ranks wait for others to end with them
 
-    def loss_s(op: int, k: int, m: int) -> float | None:
-        """When the forwards of all ranks at a micro-batch's slot have come to the loss, where they meet there."""
-        if not (costs.loss_meets and op == BACKWARD and k == S * V - 1):
-            return 0.0
-        others = [(FORWARD, k, other) for other, slot in slot_of.items() if slot == slot_of[m]]
-        return None if any(one not in ended for one in others) else max(ended[one] for one in others)
+    def with_whom(op: int, k: int, m: int) -> list[tuple[int, int, int]]:
+        """Operations that end together."""
+        meets = costs.meets_after == "pass" or (
+            costs.meets_after == "loss" and (op, k) == (FORWARD, S * V - 1)
+        )
+        return [(op, k, one) for one in slot_of if meets and slot_of[one] == slot_of[m]] or [(op, k, m)]
 
+    busy: set[tuple[int, int]] = set()
     while any(todo.values()):
         progress = False
         for (_, stage), operations in todo.items():
@@ -259,10 +265,12 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
                 continue
             op, chunk, m, _ = operations[0]
             group = [todo[member, stage] for member in members[m]]
-            there, met = arrival(op, chunk * S + stage, m), loss_s(op, chunk * S + stage, m)
-            if there is None or met is None or not all(o and o[0][:3] == (op, chunk, m) for o in group):
+            there = arrival(op, chunk * S + stage, m)
+            if there is None or not all(o and o[0][:3] == (op, chunk, m) for o in group):
                 continue
-            start = max([there, met] + [free[member, stage] for member in members[m]])
+            if any((member, stage) in busy for member in members[m]):
+                continue
+            start = max([there] + [free[member, stage] for member in members[m]])
             factors = [factor(member, todo[member, stage][0][3], op, stage, chunk) for member in members[m]]
             terms = (costs.forward_terms_s, costs.backward_terms_s)[op][:, costs.kind[stage, chunk], m]
             end = start + max(factors) * terms.sum()
@@ -271,13 +279,24 @@ def naive_step(case: Case) -> tuple[float, np.ndarray]:
                 accounts[: len(TERMS), member, stage] += own * terms
                 accounts[len(TERMS) + 3, member, stage] += ready - free[member, stage]
                 accounts[len(TERMS) + 4, member, stage] += start - ready + (max(factors) - own) * terms.sum()
-                free[member, stage] = end
                 todo[member, stage].pop(0)
-            ended[op, chunk * S + stage, m] = end
+                busy.add((member, stage))
+            computed[op, chunk * S + stage, m] = end
+            together = with_whom(op, chunk * S + stage, m)
+            if all(one in computed for one in together):
+                latest = max(computed[one] for one in together)
+                for one in together:
+                    ended[one] = latest
+                    for member in members[one[2]]:
+                        accounts[len(TERMS) + 4, member, stage] += latest - computed[one]
+                        free[member, stage] = latest
+                        busy.discard((member, stage))
             progress = True
             break
         if not progress:
             raise StuckError
+    if busy:
+        raise StuckError
 
     epilogue = costs.epilogue
     done = np.array([[free[rank, stage] for stage in range(S)] for rank in range(R)])

@@ -201,6 +201,8 @@ def pipelines(draw: st.DrawFn) -> Task:
         dp_overlap=draw(st.booleans()),
         loss_average=draw(st.sampled_from(["step", "micro-batch"])),
         schedule_micro_batches=None if schedule == "dualpipe" else draw(st.sampled_from([None, None, 1, 3])),
+        precision=draw(st.sampled_from(["bf16", "fp8"])),
+        blocking_maxima=draw(st.booleans()),
         stage_balance=draw(st.sampled_from(["layers", "flop"])) if vpp == 1 else "layers",
     )
     ranks = draw(st.sampled_from([2, 4, 8]))

@@ -62,6 +62,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         dp_overlap=draw(st.booleans()),
         loss_average=draw(st.sampled_from(["step", "micro-batch"])),
         schedule_micro_batches=None if schedule == "dualpipe" else draw(st.sampled_from([None, None, 3])),
+        precision=draw(st.sampled_from(["bf16", "fp8"])),
+        blocking_maxima=draw(st.booleans()),
     )
 
 

@@ -75,7 +75,7 @@ def test_switches_without_effect_are_named_with_the_reason(changes: dict[str, ob
         {"shard_ranks": 2, "gather_overlap": False, "owner_broadcasts": True, "gradient_all_reduce": True},
         {"gather_lists": True, "shard_copies": "gradients", "sharding": "zero3"},
         {"recompute": "full", "recompute_products": 0.5, "recompute_attention": 0.0},
-        {"precision": "fp8", "separate_scale_updates": True, "blocking_maxima": True},
+        {"precision": "fp8", "separate_scale_updates": True},
         {"precision": "fp8", "bf16_parts": "attention+latent"},
         {"precision": "fp8", "fp8_scaling": "row", "tp": 2, "tp_batch_first": True},
         {"deferred_head_gradient": True, "pp": 4},

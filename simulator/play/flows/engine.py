@@ -158,7 +158,7 @@ class FlowStep(StepPlay):
         number, now_s = operation.number, self._env.now
         start_s = self._start_s[number] = max(now_s, self._input_s[number])
         if not self._sending_s[number] and not self._streaming_s[number]:
-            operation.end_after(start_s - now_s + self._duration_s[number])
+            self._end(operation, start_s - now_s + self._duration_s[number])
         elif start_s > now_s:
             later = self._env.timeout(start_s - now_s)
             later.callbacks.append(lambda _: self._begin(operation))
@@ -174,10 +174,10 @@ class FlowStep(StepPlay):
         if streams is not None:
             self._env.process(self._beside(operation, sends, streams))
         elif sends is None:
-            operation.end_after(duration_s)
+            self._end(operation, duration_s)
         else:
             rest_s = max(0.0, duration_s - sends.alone_s)
-            self._network.begin(sends, lambda _: operation.end_after(rest_s))
+            self._network.begin(sends, lambda _: self._end(operation, rest_s))
 
     def _activity(
         self, number: int, kinds: list[tuple[TrafficKind, Rows, Floats]], alone_s: float
@@ -201,7 +201,7 @@ class FlowStep(StepPlay):
         streamed_s: float = streamed.value  # type: ignore[assignment]
         stream_took_s = duration_s + max(0.0, streamed_s - streams.alone_s)
         self._stream_late_s[operation.number] = max(0.0, stream_took_s - took_s)
-        operation.end_after(max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
+        self._end(operation, max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
 
     def _send(self, number: int, now_s: float) -> None:
         """See StepPlay._send; between nodes an activity, unless it holds stages."""
@@ -359,7 +359,9 @@ class FlowStep(StepPlay):
     def account(self, timeline: Timeline) -> tuple[Execution, Floats]:
         """Where the time of the step went, that of shared links in the accounts of what was sent; that part alone."""
         flows, alone = self._flows, self._flows.alone
-        played_s = np.where(np.isnan(timeline.end_s), alone.operation_s, timeline.end_s - timeline.start_s)
+        played_s = np.where(
+            np.isnan(timeline.end_s), alone.operation_s, timeline.own_ends_s - timeline.start_s
+        )
         streams_s = np.where(np.isnan(timeline.end_s), 0.0, self._stream_late_s)
         shared_s = played_s - alone.operation_s - streams_s
         sending_s = sum((one.alone_s for one in flows.sent), np.zeros(len(shared_s)))

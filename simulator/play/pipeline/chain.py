@@ -69,12 +69,12 @@ class Chain(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def make_chain(schedule: Schedule, stages: int, chunks: int, *, loss_meets: bool = False) -> Chain:
-    """The chain of a schedule; *loss_meets*: see StepCosts."""
+def make_chain(schedule: Schedule, stages: int, chunks: int, *, meets: bool = False) -> Chain:
+    """The chain of a schedule; *meets*: whether ranks meet after forwards (StepCosts.meets_after)."""
     table = np.array(virtual_stage_table(schedule, stages, chunks), dtype=np.int64)
     ways = 2 if schedule == "dualpipe" else 1
     count = stages * chunks // ways
-    merged = schedule != "dualpipe" and not loss_meets
+    merged = schedule != "dualpipe" and not meets
     stage, chunk = np.empty((2, ways, count), dtype=np.int64)
     at_stage, at_chunk = np.indices(table.shape)
     way = at_chunk if ways == 2 else np.zeros_like(at_chunk)

@@ -48,16 +48,18 @@ def _blocker(program: Program, finished: Bools, position: Ints, operation: int) 
     if program.extras is not None:
         feeds = program.extras.feeds
         inputs += feeds.before[feeds.after == operation].tolist()
-    if program.loss is not None and operation // program.units == program.chain.virtual_stages:
-        loss = program.loss
-        inputs += (
-            loss.last_forward + np.flatnonzero(loss.meeting == loss.meeting[operation % program.units])
-        ).tolist()
-    missing = [number for number in inputs if not finished[number]]
+    if program.common_ends is not None:
+        inputs += [
+            other for one in (operation, *inputs) for other in program.common_ends.with_whom(one).tolist()
+        ]
+    missing = [number for number in inputs if not finished[number] and number != operation]
     assert missing, "an operation with all its parties did not start"
-    senders = _members(program, missing[0])
-    elsewhere = [process for process in senders if program.part_operation[position[process]] != missing[0]]
-    return (elsewhere or senders)[0]
+    for number in missing:
+        for process in _members(program, number):
+            at = position[process]
+            if at == program.part_offsets[process + 1] or program.part_operation[at] != number:
+                return process
+    return _members(program, missing[0])[0]
 
 
 def _members(program: Program, operation: int) -> list[int]:

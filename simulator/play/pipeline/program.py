@@ -25,9 +25,9 @@ from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.meetings import Meetings, meetings_of
 
 from .chain import Chain, make_chain
+from .common_ends import CommonEnds
 from .durations import Durations
 from .extras import Extras, make_extras
-from .loss_meetings import LossMeetings
 from .parts import Parts, pipeline_parts
 
 
@@ -45,8 +45,7 @@ class Program:
     operation_s: Floats
     """Duration of each operation, the slowest member's."""
     parties: Ints
-    """What each operation waits for: its members, one for its predecessor in the chain, one for each feed, and one for
-    the others at a loss."""
+    """What each operation waits for: its members, one for its predecessor in the chain and one for each feed."""
     result_delay_s: Floats
     """By operation: from its end to the arrival of its result at the next one of its chain."""
     part_operation: Ints
@@ -59,8 +58,8 @@ class Program:
     """Where a micro-batch is one operation: the entry at which each part of part_operation starts; else empty."""
     extras: Extras | None
     """What only some schedules have."""
-    loss: LossMeetings | None = None
-    """Of ranks that average the loss of every micro-batch."""
+    common_ends: CommonEnds | None = None
+    """Of ranks that meet after passes."""
     met: Meetings | None = None
     """Of ranks that meet in every layer: whose meetings the units are."""
     given: tuple[Plan, StepCosts, Noise | None] | None = None
@@ -117,16 +116,13 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     if met is not None:
         plan, costs, noise = met.plan, met.costs, met.noise
     count = plan.micro_batches
-    chain = make_chain(costs.schedule, costs.stages, costs.chunks, loss_meets=costs.loss_meets)
+    chain = make_chain(costs.schedule, costs.stages, costs.chunks, meets=costs.meets_after != "step")
     entries = plan.entries
     way = _ways(plan, entries, costs.stages) if len(chain.stage) > 1 else None
     times = Durations.of(costs, chain, entries, way, noise)
     forward_s, backward_s, _ = times.slowest
     parties = (plan.group_size + (np.arange(chain.links) > 0)[:, None]).ravel()
     unit_entries = np.zeros(0, dtype=np.int64)
-    loss = LossMeetings.of(entries, count, chain.virtual_stages) if costs.loss_meets and count else None
-    if loss is not None:
-        parties[loss.last_forward + count : loss.last_forward + 2 * count] += 1
     parts: Parts | None = None
     part_own_s: Floats | None = None
     if chain.links == 1:
@@ -160,7 +156,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         part_own_s=part_own_s,
         unit_entries=unit_entries,
         extras=None,
-        loss=loss,
+        common_ends=CommonEnds.of(costs, chain, entries, count),
         met=met,
         given=None if met is None else given,
     )

@@ -61,7 +61,7 @@ def find_lockstep(plan: Plan, costs: StepCosts, noise: Noise | None) -> tuple[In
         return None
     if (slots == slots[0]).all():
         return slots[:1], np.zeros_like(slots)
-    if costs.loss_meets:  # those with fewer micro-batches wait for others in some of theirs
+    if costs.meets_after != "step":  # those with fewer micro-batches wait for others in some of theirs
         return None
     counts, stands_for = np.unique(slots, return_inverse=True)
     return counts, stands_for

@@ -46,7 +46,7 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
     end_s = np.empty((costs.stages + 1 + len(turns.steps), plan.ranks))
     end_s[: costs.stages], end_s[costs.stages] = opening_s[:, None], 0.0
     wait_group_s = np.zeros((costs.stages, plan.ranks))
-    last = chain.virtual_stages - 1 if costs.loss_meets else -1
+    last = chain.virtual_stages - 1 if costs.meets_after != "step" else -1
     last_forward_s = costs.forward_s[kinds[-1], 0] * forward[stage[-1]]
     hold_s = float(costs.transfer_s[0])
     ordered = zip(turns.steps, turns.held or repeat((0.0, [])), strict=False)
@@ -60,6 +60,10 @@ def run_side_by_side(plan: Plan, costs: StepCosts, noise: Noise) -> Execution:
             came_s = start_s + last_forward_s
             late_s = came_s.max() - came_s
             wait_group_s[stage[-1]] += late_s
+            end_s[place] += late_s
+        if costs.meets_after == "pass":
+            late_s = end_s[place].max() - end_s[place]
+            wait_group_s[chain.stage[0, link]] += late_s
             end_s[place] += late_s
     end = StepEnd.after(end_s[turns.last], costs.epilogue, np.zeros(costs.stages), stage_by_stage=False)
     forward_s, backward_s = (

@@ -346,5 +346,5 @@ def rehearsed_s(
         stages, forward_s, backward_s, chunks=chunks, schedule=schedule, weight_share=WEIGHT_SHARE
     )
     program = compile_program(plan, costs)
-    _, _, done_s = play(program, np.zeros(stages))
+    _, _, done_s, _ = play(program, np.zeros(stages))
     return np.asarray(done_s.reshape(stages, program.ranks).max(axis=0))

@@ -106,7 +106,7 @@ def test_ranks_that_may_wait_are_all_played() -> None:
 
 def test_ranks_with_fewer_micro_batches_wait_for_others_where_all_meet_at_the_loss() -> None:
     # Interleaved: of three micro-batches the last goes on to the next chunk at once, of four together with its next.
-    plan, priced = mesh([3, 4], 1), replace(costs(7, 2, 2), schedule="interleaved", loss_meets=True)
+    plan, priced = mesh([3, 4], 1), replace(costs(7, 2, 2), schedule="interleaved", meets_after="loss")
     played, engine = run_replay(plan, priced), run_engine(plan, priced)
     np.testing.assert_allclose(played.account_s, engine.account_s, atol=1e-9)
     assert played.account_s[played.accounts.index("wait_group"), 0].sum() > 1.0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.step_costs import MeetsAfter
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.replay import _run, run_replay
 from hdpsim.simulator.play.shortcuts.equal_ranks import plan_of_lone_ranks
@@ -27,7 +28,7 @@ from .test_repeating_micro_batches import SHAPES, costs
     st.integers(1, 4),
     st.integers(0, 99),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from(["step", "loss", "pass"]),
     st.sampled_from([0, 0, 2]),
 )
 def test_the_same_as_playing_every_rank(
@@ -38,14 +39,14 @@ def test_the_same_as_playing_every_rank(
     ranks: int,
     seed: int,
     overlap: bool,
-    loss_meets: bool,
+    meets_after: MeetsAfter,
     drains_every: int,
 ) -> None:
     factors = np.random.default_rng(seed).uniform(0.9, 1.3, (2, ranks, shape[1]))
     noise = Noise(rank_stage=factors[0], forward_stage=factors[1] if seed % 2 else None)
     plan = plan_of_lone_ranks(np.full(ranks, count))
     priced = costs(shape, forward_s, transfer_s, overlap=overlap).repeated(plan.micro_batches)
-    priced = replace(priced, loss_meets=loss_meets, drains_every=drains_every)
+    priced = replace(priced, meets_after=meets_after, drains_every=drains_every)
     assert side_by_side(plan, priced, noise)
     whole, quick = _run(plan, priced, noise), run_replay(plan, priced, noise)
     assert quick.step_s == pytest.approx(whole.step_s, rel=1e-13)
