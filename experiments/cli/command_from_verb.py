@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hdpsim.cost_models.reading.field_docstrings import named_words
+from hdpsim.experiments.cli.groups import Verb
 from hdpsim.experiments.cli.options import OUTPUT, Decorator, option_of
 from hdpsim.experiments.cli.printing import Output
 from hdpsim.experiments.cli.progress import progress
@@ -67,7 +68,7 @@ def verb(
     )
     for option in reversed([*filter(None, found), *more, *output]):
         command = option(command)
-    made = click.command(name.replace("_", "-"))(command)
+    made = click.command(name.replace("_", "-"), cls=Verb)(command)
     documented, *sections = _SECTION.split(ast.get_docstring(function) or "")
     paragraphs = [text for text in documented.strip().split("\n\n") if not text.startswith(" ")]
     words = named_words(sections[0]) if sections else {}

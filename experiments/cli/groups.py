@@ -1,4 +1,4 @@
-"""A command that has commands: how it lists them, and what it says of one that it does not have."""
+"""How commands show themselves: those that have commands, and the options of those that do something."""
 
 from __future__ import annotations
 
@@ -10,6 +10,28 @@ from hdpsim.quoting import did_you_mean
 
 _FEW = 6
 """So many commands are named in full where one is not known."""
+
+
+_RESULTS = {
+    "timeline", "drawing", "output", "scenario_file", "megatron", "bridge", "torchtitan", "out", "report", "as_json"
+}  # fmt: skip
+"""Parameters that say where results go."""
+
+
+class Verb(click.Command):
+    """A command whose help has the options that say where results go under a heading of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options that ask, then those that write."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Where results go": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections["Where results go" if param.name in _RESULTS else "Options"].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 class Commands(click.Group):

@@ -38,7 +38,7 @@ def validate(
         hdpsim.validate("runs.csv").to_frame()[["record", "measured", "predicted", "error"]]
 
     The columns are explained in docs/explanation/validation.md. A record that cannot be predicted is listed with the
-    reason; a file of which none can be is an error.
+    reason. It is an error if none can be.
 
     Args:
         records: CSV of training runs (docs/explanation/validation.md); default: the published ones shipped.
@@ -47,15 +47,15 @@ def validate(
         kernels: table of single kernels and collectives to predict instead of runs.
         steps: measured steps with their documents (JSON lines) to predict instead of runs.
         longctx: table of long-context and variable-length systems to predict instead of runs.
-        lengths: with *longctx*: lengths of data sets that are not shipped, `{"Wikipedia": "lengths.csv"}` or
+        lengths: for *longctx*, lengths of data sets that are not shipped, `{"Wikipedia": "lengths.csv"}` or
             `"Wikipedia=lengths.csv"`.
-        scenario: with *steps*: how steps were run that do not say it themselves.
+        scenario: for *steps*, how those steps were run that do not say it themselves.
         without: rules about software to leave out: a class (stated, release, inferred) or a switch of a stack, such as
             `"nemo.tp_overlap"` (docs/reference/software.md).
         view: what predictions see of a record: published (all of it), plain (what a user's own record has: a framework
             without a release, no notes) or unseen (nothing that was made with the runs of its family in view).
-        residuals: file for features and log errors (no measurements) of the runs judged: what bands of predictions rest
-            on.
+        residuals: file for features and log errors (no measurements) of the runs judged; bands of predictions rest on
+            these.
         progress: shows how far it is.
 
     Raises:
@@ -156,8 +156,8 @@ def calibrate(
         hdpsim.calibrate("runs.csv", gpu="h100", output="mine.yaml")
         hdpsim.simulate("my_run.yaml", {"calibration": "mine.yaml"})
 
-    They are written as a calibration, which scenarios (`calibration: FILE`) and `validate` take. Where there are
-    *kernels*, what they say is known before the runs are asked.
+    They are written as a calibration, which scenarios (`calibration: FILE`) and `validate` take. With *kernels*, the
+    fit on runs starts from what the kernels say.
 
     Args:
         records: CSV of training runs; default: the published ones shipped.
@@ -215,7 +215,7 @@ def reproduce(
         cells: CSV of other cells than the paper's.
         figures: numbers of the only figures to reproduce, where a paper's figures are; default: everything.
         batches: global batches of each prediction, where a paper averages over batches.
-        residuals: file for features and log errors (no measurements) of the cells: what bands of predictions rest on.
+        residuals: file for features and log errors (no measurements) of the cells; bands of predictions rest on these.
         progress: shows how far it is.
 
     Raises:

@@ -33,9 +33,9 @@ def fabric(
     Args:
         source: a scenario, or the name or file of a cluster.
         overrides: keys to change, as `--set` does: `{"cluster.fabric.leaf_oversubscription": 2}`.
-        gpus: as many GPUs of it instead of all.
-        drawing: .png or .svg to draw it into: devices of every kind, how many, and their rates; or .graphml for the
-            graph of all devices and links (of all equal ones of a block together above 4,096 GPUs).
+        gpus: take so many of its GPUs instead of all.
+        drawing: picture to draw (.png, .svg): devices of every kind, how many, and their rates; or the graph of all
+            devices and links (.graphml; above 4,096 GPUs equal ones of a block are one node).
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
@@ -76,7 +76,7 @@ def flows(
     seed: int = 0,
     top: int = 5,
 ) -> Result:
-    """What do flows that meet leave each other, when all GPUs send at once?
+    """How fast are transfers that share links, when all GPUs send at once?
 
         hdpsim.flows("llama-7b-1k-github", pattern="all-to-all", gpus=64).to_dict()["slowest_s"]
 
@@ -89,9 +89,9 @@ def flows(
         group: GPUs of every group (a permutation has none), or senders of an incast; default: all GPUs for a ring or an
             all-reduce, two nodes for an all-to-all, 8 senders.
         size: what every GPU sends, or holds.
-        gpus: as many GPUs of the cluster instead of all.
-        seed: of the hashes and the permutation.
-        top: links, and meetings, shown.
+        gpus: take so many of its GPUs instead of all.
+        seed: number from which hashes and the permutation are drawn.
+        top: how many links, and meetings of transfers, are shown.
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.

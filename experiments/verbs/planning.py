@@ -67,11 +67,11 @@ def plan(
         gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: what is best; `"time_to_train"` needs *tokens*.
         tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
-        budget: after how much nothing new is tried: counted work (`"500 steps"`), with which every machine finds the
-            same; a time (`"60s"`), in which a faster one gets further; or none, to the end.
-        headroom: memory must suffice for so much more than is predicted, such as `"3%"`; default: what measured
+        budget: when to stop: after counted work (`"500 steps"`), with which every machine finds the same; after a time
+            (`"60s"`), in which a faster one gets further; or none, to the end.
+        headroom: memory that stays free, as a share of the predicted peak, such as `"3%"`; default: what measured
             peaks say.
-        searched: values that are tried of a key instead of what is usual, such as `"layout.tp=4,8"`.
+        searched: values of a key to try instead of the usual ones, such as `"layout.tp=4,8"`.
         top: how many of the best are shown.
         batches: global batches to average over; default: execution.batches of the scenario.
         workers: processes; default: one per processor. What is found does not depend on it, unless a budget of time
@@ -166,10 +166,10 @@ def recommend(
         overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
         gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
-        confidence: probability with which the date has to be met; 0.5: an even bet.
-        keep_layout: only data parallelism grows; no layout is searched.
-        budget: after how much nothing new is tried: counted work (`"500 steps"`), with which every machine finds the
-            same; a time (`"60s"`), in which a faster one gets further; or none, to the end.
+        confidence: probability with which the date has to be met; 0.5 is an even bet.
+        keep_layout: search no layouts: only data parallelism grows.
+        budget: when to stop: after counted work (`"500 steps"`), with which every machine finds the same; after a time
+            (`"60s"`), in which a faster one gets further; or none, to the end.
         batches: global batches to average a step over; default: execution.batches of the scenario.
         progress: shows how far it is.
 
@@ -277,8 +277,8 @@ def check_strategy(
     Args:
         strategy: `"module:function"`, an installed name, or the function itself (of a module that can be imported).
         overrides: keys of the scenario to change, as `--set` does.
-        scenario: whose model, nodes and keys are taken; GPUs, stages, context and capacity are the cases' own.
-        ranks: cases of at most so many ranks.
+        scenario: take its model, nodes and keys; GPUs, stages, context and capacity are those of the cases.
+        ranks: leave out cases of more ranks.
         progress: shows how far it is.
 
     Returns:
@@ -431,7 +431,7 @@ def sweep(
     Args:
         sweep: a sweep file, a shipped sweep's name, or a dictionary with a base scenario and axes (grid, zip, list).
         overrides: keys to change in every combination, as `--set` does.
-        dry_run: say how many simulations it would be, and about how long.
+        dry_run: only say how many simulations it would be, and about how long.
         store: folder where results are kept; default: hdpsim/results in your cache folder.
         workers: processes; default: one per processor. The result does not depend on it.
         engine: where simulations run: on the workers of a Dask cluster, `"dask://HOST:PORT"`; default: local.

@@ -50,12 +50,12 @@ def simulate(
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
         batches: global batches to average over; default: execution.batches of the scenario.
-        replications: play the same plans so often with other machines and moments: how far what is drawn at random
-            moves them.
-        steps: play the first so many batches one after the other on one clock instead: planner, loaders, checkpoints,
+        replications: play the same plans so often, each time with other random numbers (slow machines, jitter), to
+            show how far chance moves them.
+        steps: play so many batches one after the other on one clock instead, with planner, loaders, checkpoints and
             host memory.
-        timeline: file (.json, .json.gz) for every operation of the first step, as a Chrome/Perfetto trace, and the
-            hottest links where transfers are flows; with *steps* for what planner, loaders, storage, stages, offload
+        timeline: file (.json, .json.gz) to open in Perfetto: when each operation of the first step ran, and the
+            hottest links where transfers are flows. With *steps*: what planner, loaders, storage, stages, offload
             streams and checkpoints did when.
         tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
         progress: shows how far it is.
@@ -156,14 +156,14 @@ def compare(
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
         overrides: keys to change, as `--set` does: `{"layout.tp": 4}`.
-        strategies: names, the first being the base of the speed-ups; variants with keys of layout and strategy such
-            as `"static(cp=32,packing=concatenate)"`, one's own as `"my_module:function"`; default: static and HDP of
-            all planners.
+        strategies: what to compare: names, variants with keys of layout and strategy such as
+            `"static(cp=32,packing=concatenate)"`, or your own as `"my_module:function"`. The first is the base of the
+            speed-ups. Default: static and HDP of all planners.
         batches: global batches to average over; default: execution.batches of the scenario.
-        replications: play the same plans so often with other machines and moments: how far what is drawn at random
-            moves them.
-        timeline: file (.json, .json.gz) for every operation of the first step as a Chrome/Perfetto trace, one a
-            strategy, whose name goes before the ending.
+        replications: play the same plans so often, each time with other random numbers (slow machines, jitter), to
+            show how far chance moves them.
+        timeline: files (.json, .json.gz) to open in Perfetto: when each operation of the first step ran. There is one
+            file a strategy, with its name before the ending.
         tokens: time, GPU-hours and cost of training on so many tokens, such as `"300B"` or `"1.5T"`.
         progress: shows how far it is.
 
@@ -240,13 +240,13 @@ def replay(
     workers: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
-    """How fast does training go through a whole data set, streamed, step by step?
+    """How fast does training go through a whole data set?
 
         result = hdpsim.replay("quickstart-8gpu", trace="debian-code", steps=20)
         result.to_frame()[["step", "step_s", "tokens_per_s"]]
 
-    The trace is streamed in bounded memory, cut into global batches and simulated step by step. Ctrl-C ends it with a
-    valid partial result (of the command: exit code 130).
+    The trace is streamed, cut into global batches and simulated step by step; memory does not grow with the file.
+    Ctrl-C ends it with a valid partial result (of the command: exit code 130).
 
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
@@ -297,8 +297,8 @@ def replay_ops(trace: str | Path, meta: str | Path, *, progress: Progress = quie
 
         hdpsim.replay_ops("operations.parquet", "job.yaml")
 
-    The trace is a .parquet or .csv file with one row per operation (dp_rank, stage, rank, step, optype, start_ts,
-    duration, seq_id, mc, mb_id, gmc; seconds).
+    The trace is a .parquet or .csv file with one row per operation. Its columns are dp_rank, stage, rank, step,
+    optype, start_ts, duration, seq_id, mc, mb_id and gmc; times are in seconds.
 
     Args:
         trace: .parquet or .csv with one row per operation (docs/how-to/recorded_jobs.md).
