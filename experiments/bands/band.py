@@ -230,16 +230,16 @@ class Residuals:
         if same_run.all():
             return band
         closest = int(np.where(same_run, np.inf, distance).argmin())
-        near_by = f"the nearest ({self.sources[closest]}: {size_in_words(self.features[closest])}) has"
+        near_by = f"The nearest ({self.sources[closest]}: {size_in_words(self.features[closest])}) has"
         differences = differences_in_words(features, self.features[closest])
         if band.alike:
             known = {one.strategy for one, alike in zip(self.features, near, strict=True) if alike}
             stranger = "" if features.strategy in known else f"; none of them ran {features.strategy}"
-            like = f"{_likeness(band, fitted, features.generation)}{stranger}; {near_by} {differences}"
+            like = f"{_likeness(band, fitted, features.generation)}{stranger}"
         else:
-            like = f"no validated run is like this one: {near_by} {differences}"
-        about = f"; {self.about}" if self.about else ""
-        return replace(band, note=f"{band_words(band.low, band.high)}; {like}{about}")
+            like = "No validated run is like this one"
+        sentences = (band_words(band.low, band.high), like, f"{near_by} {differences}", self.about)
+        return replace(band, note=". ".join(filter(None, sentences)))
 
     def coverage(self) -> float:
         """Share of the records inside their bands."""

@@ -24,10 +24,8 @@ from hdpsim.simulator.setup import Setup
 
 _STRETCHES = "# stretches: "
 _FIRST = "experiments/data/first_errors.csv"
-_GUESSED = "no release of its software is stated"
-_NEW = (
-    "no validated run is of its source, so the band is as wide as first predictions of new sources were off"
-)
+_GUESSED = "No release of the software is stated"
+_NEW = "No validated run is of the same source, so the band is as wide as first predictions of new sources were off"
 
 
 def residuals_path() -> Path:
@@ -86,7 +84,7 @@ def _residuals(
     if kind == "known":
         return Residuals(rows, stretches, about)
     first = [row for row in first_errors() if row.view == ("plain" if guessed else "published")]
-    return NewSource(rows, first, stretches, f"{_NEW}; {about}" if about else _NEW)
+    return NewSource(rows, first, stretches, f"{_NEW}. {about}" if about else _NEW)
 
 
 def _read(path: Path, view: View | None = None) -> tuple[dict[str, dict[str, float]], list[Residual]]:

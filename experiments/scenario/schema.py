@@ -206,6 +206,10 @@ def now_called(old: str) -> str:
     return f" (it is now {new}: {KEYS[new].parse.words})" if new else ""
 
 
+_FEW_KEYS = 15
+"""So many keys are named where one is not known, though another may be meant."""
+
+
 def _unknown(dotted: str) -> str:
     section, dot, leaf = dotted.rpartition(".")
     if dot and section not in SECTIONS:
@@ -216,6 +220,8 @@ def _unknown(dotted: str) -> str:
     homes = [key for key in KEYS if key.rpartition(".")[2] == leaf]
     near = f" (did you mean {' or '.join(homes)}?)" if homes else did_you_mean(leaf, known)
     hint = now_called(dotted) or near
+    if hint and len(known) > _FEW_KEYS:
+        return f"is not a known key{hint}; docs/reference/scenarios.md has all keys"
     return f"is not a known key{hint}; allowed: {', '.join(known)}"
 
 

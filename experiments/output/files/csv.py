@@ -40,9 +40,10 @@ def _missing_columns(
         )
     near = ((name, did_you_mean(name, missing, 0.85)) for name in head if name not in needed)
     hints = "".join(f"{quoted(name)} is not read{hint}; " for name, hint in near if hint)
+    others = "" if len(missing) == len(needed) else f"needed: {', '.join(needed)}; "
     return UserInputError(
-        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; {hints}"
-        f"needed: {', '.join(needed)}; found: {shortened(', '.join(head), LONGEST_NAME) or 'nothing'}"
+        f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; {hints}{others}"
+        f"found: {shortened(', '.join(head), LONGEST_NAME) or 'nothing'}"
     )
 
 

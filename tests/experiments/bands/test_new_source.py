@@ -81,8 +81,8 @@ def test_who_is_known_keeps_the_narrow_band_and_all_others_get_that_of_a_new_sou
             for kind in (own, nobodys)
         ]
         assert np.median(widths[1]) > 1.5 * np.median(widths[0])
-        assert "no validated run is of its source" in nobodys.band(features[0]).note
-        assert "no validated run is of its source" not in own.band(features[0]).note
+        assert "No validated run is of the same source" in nobodys.band(features[0]).note
+        assert "No validated run is of the same source" not in own.band(features[0]).note
 
 
 def test_the_file_keeps_all_views(tmp_path) -> None:
@@ -117,7 +117,7 @@ def test_a_scenario_says_its_software_by_a_release_or_a_switch() -> None:
 def test_the_note_of_a_guess_says_so() -> None:
     setup = load_scenario("quickstart-8gpu").setup()
     lengths = np.full(8, 4096, dtype=np.int64)
-    assert setup_band(setup, lengths).note.endswith("; no release of its software is stated")
+    assert setup_band(setup, lengths).note.endswith(". No release of the software is stated")
     assert "not stated" not in setup_band(replace(setup, software_stated=True), lengths).note
 
 
@@ -147,4 +147,4 @@ def test_a_file_of_plain_records_gets_the_bands_of_guesses_whoever_they_are_from
     (own,), (plainly,) = (run(str(path), view=view).data()["records"] for view in ("published", "plain"))
     assert own["predicted"] == plainly["predicted"]
     assert own["fidelity"] == plainly["fidelity"]
-    assert own["fidelity"].endswith("no release of its software is stated")
+    assert own["fidelity"].endswith("No release of the software is stated")
