@@ -26,11 +26,12 @@ def value(switch: str, config: dict[str, Any]) -> object:
     ("config", "products", "rest", "attention"),
     [
         ({**TITAN, "precision": "bf16"}, (8 + 16 + 32) / 144, 1.0, 0.0),
-        ({**TITAN, "precision": "fp8"}, (144 - 32) / 144, 1.0, 0.0),
+        ({**TITAN, "precision": "fp8"}, (8 + 16 + 32) / 144, 1.0, 0.0),
         ({**TITAN, "notes": "AC: selective layer"}, None, 0.5, None),
         ({**TITAN, "n_experts": 8}, None, 0.5, None),
         ({**TITAN, "recompute": "full", "notes": "torch.compile"}, (144 - 32) / 144, None, None),
         ({**TITAN, "recompute": "full"}, None, None, None),
+        ({**TITAN, "recompute": "full", "notes": "compile false"}, None, None, None),
         ({**MAXTEXT, "notes": "remat_policy: save_qkv_proj (x)"}, (16 + 32 + 32) / 144, 1.0, None),
         ({**MAXTEXT, "notes": "remat_policy: save_dot_except_mlp + list"}, (32 + 32) / 144, 1.0, None),
         ({**MAXTEXT, "notes": "remat_policy: save_dot_with_context_except_mlp"}, (32 + 32) / 144, 1.0, 0.0),
