@@ -446,6 +446,27 @@ def test_a_framework_that_no_rule_knows_is_said() -> None:
     assert any("framework Frobnicator 3" in words for words in switches_of(unknown).assumptions)
 
 
+@pytest.mark.parametrize(
+    ("framework", "year", "notes", "switch", "value"),
+    [
+        ("PaddleNLP (PaddlePaddle 2.6)", 2023, "fused RMSNorm", "fused_kernels", False),
+        ("PaddleNLP (PaddlePaddle 2.6)", 2023, "fused kernels", "fused_kernels", None),
+        ("Hugging Face accelerate", 2023, "", "attention_kernel", "unfused"),
+        ("PyTorch FSDP1", 2023, "Hugging Face Llama", "attention_kernel", "unfused"),
+        ("PyTorch FSDP1", 2024, "Hugging Face Llama", "attention_kernel", "flash2"),
+        ("PyTorch FSDP1", 2023, "", "attention_kernel", "flash1"),
+        ("NeMo", 2023, "", "attention_kernel", "flash2"),
+        ("BioNeMo", 2023, "", "attention_kernel", "flash1"),
+    ],
+)
+def test_what_a_stack_of_a_year_does(
+    framework: str, year: int, notes: str, switch: str, value: object
+) -> None:
+    run = Run(RunConfig(gpu="a100", framework=framework, year=year, notes=notes, zero_stage="zero1", dp=8))
+    found = setting_of(run, switch)
+    assert (found and found.value) == value
+
+
 def test_a_policy_of_maxtext_is_said_after_with() -> None:
     changes = ("layout.recompute=selective", "layout.cp=1", "layout.sharding=zero3")
     open_ = load_scenario("quickstart-8gpu", (*changes, "software=maxtext 2025"))
