@@ -45,7 +45,7 @@ KEYS: dict[type, dict[str, Key]] = {
         "tdp_w": Key("tdp", "power", "W"),
         "idle_w": Key("idle", "power", "W"),
         "usd_per_hour": Key("price", "money", "USD/h"),
-        **_like(ratio="exponentials"),
+        **_like(ratio="exponentials matrix_energy"),
     },
     Node: {
         "nic_bytes_per_s": _rate("nic"),

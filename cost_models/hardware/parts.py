@@ -64,6 +64,8 @@ class Gpu(Checked):
     fp4_flop_per_s: FlopRate | None = None
     tensor_boost: bool = False
     """Power is moved from the second-level cache to the tensor cores (nvidia-smi boost-slider --vboost 1)."""
+    matrix_energy: Ratio = 1.0
+    """Energy of a FLOP of products over that of the GPUs on which the generation's was fitted."""
     exponentials: Ratio = 1.0
     """Exponentials per SM and clock over those of the GPUs that the generation's attention was calibrated on."""
     idle_w: Power | None = None

@@ -111,7 +111,7 @@ def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> Matr
         peak,
         efficiency,
         OPERAND_BYTES[precision],
-        joule_per_flop,
+        joule_per_flop * gpu.matrix_energy,
         speed_up=peak / gpu.bf16_flop_per_s,
         rate=MXFP8_RATE if precision == "mxfp8" else 1.0,
     )
@@ -122,7 +122,7 @@ def power_slowdown(flop_per_s: ArrayLike, joule_per_flop: float, gpu: Gpu, cal: 
 
         slowdown = max( 1, (r * J / (limit - static + boost))^x * slowest GPU of the job over the mean )
 
-    r: rate at full clock, J: energy of a FLOP at the clock the limit allows, boost: what a board with tensor_boost
+    r: rate at full clock, J: energy of a FLOP at full clock, boost: what a board with tensor_boost
     takes from elsewhere. x = 1 where voltage no longer falls with the clock (power proportional to the rate), 1/3
     where it falls as fast (power proportional to its cube).
 

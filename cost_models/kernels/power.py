@@ -85,7 +85,7 @@ def gpu_w(work: GpuWork, gpu: Gpu, cal: Calibration, precision: ProductPrecision
     """
     limit = gpu.tdp_w
     product_j = matrix_unit(gpu, cal, precision).joule_per_flop
-    attention_j = matrix_unit(gpu, cal, "bf16").joule_per_flop
+    attention_j = cal.bf16_joule_per_flop
     matrix_j = limit * work.matrix_s
     if product_j and attention_j:
         dynamic_j = product_j * work.product_flop + attention_j * work.attention_flop

@@ -33,6 +33,7 @@ BYTES_PER_S_PER_GBPS = 1e9 / 8  # network rates are decimal gigabits
 _OF_SHARDING: dict[str, LayoutSharding] = {
     "none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "zero3", "hsdp": "zero3",
 }  # fmt: skip
+_OF_A_BOARD = {"tensor_boost": "tensor_boost", "board_w": "tdp_w"}
 _OF_A_SERVER = re.compile(r"\b(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|it/s|/s)?\b[^;,]*\bper node\b")
 _GPUS_OF_A_SERVER = 8
 _SPLIT = re.compile(r"\b(ZB-?\w+|DualPipe\w*)\b")
@@ -293,10 +294,11 @@ def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
         node = replace(node, gpus=domain, host_memory_bytes=host_bytes, **nics)
     if gpus > domain:
         assumptions.append("non-blocking rail-optimised fabric")
-    boost = setting_of(run, "tensor_boost")
-    if boost is not None:
-        node = replace(node, gpu=replace(node.gpu, tensor_boost=True))
-        assumptions += [boost.words] if boost.words else []
+    for switch, field in _OF_A_BOARD.items():
+        if (found := setting_of(run, switch)) is not None:
+            board: dict[str, Any] = {field: found.value}
+            node = replace(node, gpu=replace(node.gpu, **board))
+            assumptions += [found.words] if found.words else []
     return catalog.cluster_of(node, gpus)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -49,6 +49,8 @@ _PRECISIONS: dict[str, ProductPrecision] = {
     "fp4": "nvfp4", "nvfp4": "nvfp4",
 }  # fmt: skip
 _NIC = re.compile(r"(\d+) ?Gb/s (?:IB )?per GPU")
+LASTING_S = 0.1
+"""Clocks have fallen to what the power limit allows (B200: kernels of 6, 9 and 13 ms, nine in a row)."""
 COPIED_BYTES = 1e9  # rates of copies are compared as the time of this much
 
 
@@ -141,7 +143,7 @@ def predicted_s(record: Mapping[str, str], calibration: Calibration | None) -> f
         CatalogError: the catalog has no such GPU.
     """
     kind = record["kind"]
-    gpu = gpu_of(record["gpu"])
+    gpu = gpu_of(record["gpu"], instrument_of(record).tdp_w)
     fits = calibration is not None and calibration.generation in ("", gpu.calibration)
     cal = calibration if calibration is not None and fits else shipped(gpu.calibration)
     if kind in ("gemm", "grouped_gemm"):
@@ -190,12 +192,18 @@ def _gemm(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     overlap = cal.grouped_gemm_overlap if grouped else 1.0
     if accumulates and fp32 and not grouped:
         overlap = cal.accumulate_overlap
-    seconds = gemm_s(
+    seconds = _clocked(instrument, lambda burst: float(gemm_s(
         m, n, k, gpu, cal, efficiency=quality, groups=groups, output_bytes=output_bytes, precision=precision,
-        overlap=overlap, burst=instrument.burst, splits_k=instrument.splits_k,
-    )  # fmt: skip
+        overlap=overlap, burst=burst, splits_k=instrument.splits_k,
+    )))  # fmt: skip
     launches_s = instrument.launch_s + groups * instrument.launch_each_s
-    return max(float(seconds) + _casts_s(record, m * k, n * k, gpu, cal, precision), launches_s)
+    return max(seconds + _casts_s(record, m * k, n * k, gpu, cal, precision), launches_s)
+
+
+def _clocked(instrument: Instrument, price: Callable[[bool], float]) -> float:
+    """What a kernel takes (*price*, of a burst or not) at the clocks that its benchmark sees."""
+    seconds = price(instrument.burst)
+    return price(False) if instrument.burst and instrument.loop * seconds >= LASTING_S else seconds
 
 
 def _casts_s(
@@ -231,16 +239,16 @@ def _attention(record: Mapping[str, str], gpu: Gpu, cal: Calibration) -> float:
     elements = instrument.key_value_passes * keys + instrument.query_passes * heads * head_dim
     surrounding = documents * batch * length * (BF16_BYTES * elements + instrument.token_bytes)
     sides = {"flash_fwd": (False,), "flash_bwd": (True,)}.get(record["kind"], (False, True))
-    all_s = sum(
+    all_s = _clocked(instrument, lambda burst: sum(
         float(
             attention_s(
                 documents * batch, length, heads, head_dim, gpu, cal,
                 backward=side, causal=causal, kernel=KernelRate.of(instrument.attention, cal, head_dim),
-                surrounding_bytes=surrounding, burst=instrument.burst,
+                surrounding_bytes=surrounding, burst=burst,
             )
         )
         for side in sides
-    )  # fmt: skip
+    ))  # fmt: skip
     each_s = all_s / (documents * max(1, ranks))
     # where the host is timed along: a kernel for either piece, and its work for the first is before that
     return instrument.launch_s + max(each_s / 2, instrument.launch_s) + each_s / 2

@@ -32,6 +32,8 @@ class Instrument:
         least_head_width: width that a head of keys counts as at least in those passes.
         token_bytes: the same for each token, however many heads it has.
         call_tokens: of all documents that one call attends to, where the time is that of one of them.
+        tdp_w: power limit of its boards; 0: that of the GPU.
+        loop: such kernels in a row, of a burst: where they take LASTING_S together, clocks are those that last.
         launch_s: least time of a kernel, as the benchmark launches them.
         launch_each_s: what each GPU of a collective, or each group of a product, adds to that.
         lone_s: host time that is measured along, where nothing else is queued before a collective.
@@ -55,6 +57,8 @@ class Instrument:
     least_head_width: float = 0.0
     token_bytes: float = 0.0
     call_tokens: float = 0.0
+    tdp_w: float = 0.0
+    loop: int = 0
     launch_s: float = 0.0
     launch_each_s: float = 0.0
     lone_s: float = 0.0
@@ -108,12 +112,12 @@ def _entries() -> tuple[tuple[Mapping[str, re.Pattern[str]], Mapping[str, Any]],
     return tuple(read)
 
 
-def gpu_of(name: str) -> Gpu:
-    """The catalog's GPU, or a board that no node of the catalog carries."""
-    board = _boards().get(name)
-    if board is None:
-        return catalog.gpu(name)
-    return replace(catalog.gpu(board["gpu"]), **{key: value for key, value in board.items() if key != "gpu"})
+def gpu_of(name: str, tdp_w: float = 0.0) -> Gpu:
+    """The catalog's GPU, or a board that no node of the catalog carries; at that limit, where one is known."""
+    board = dict(_boards().get(name, {"gpu": name}))
+    if tdp_w:
+        board["tdp_w"] = tdp_w
+    return replace(catalog.gpu(board.pop("gpu")), **board)
 
 
 @cache

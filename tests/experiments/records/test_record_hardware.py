@@ -75,6 +75,12 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
     assert found is None or bool(found.words) is (found.kind != "stated")
 
 
+def test_a_source_whose_own_products_show_that_its_boards_have_less_power() -> None:
+    for family, board_w in (("simumax", 775), ("nemo", None)):
+        found = setting_of(Run(RunConfig(gpu="B200-SXM-180G", family=family)), "board_w")
+        assert (found and found.value) == board_w
+
+
 @pytest.mark.parametrize(
     ("stated", "node"),
     [

@@ -52,6 +52,7 @@ READINGS = {
     "unknown_policy",
     "not_modelled",
     "recompute",
+    "board_w",
     "stays_gathered",
     "tensor_boost",
     "usual_policies",
