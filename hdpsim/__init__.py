@@ -21,7 +21,7 @@ Run and look:
     replay          how fast does training go through a whole data set?
     replay_ops      what slowed this recorded job down?
     campaign        what is left of a weeks-long run after failures and checkpoints?
-    fabric, flows   what does the network give a GPU, and what do flows that meet leave each other?
+    fabric, flows   what does the network give a GPU, and how fast are transfers that share links?
 
 Decide:
     plan            which layout and strategy is best on these GPUs?
