@@ -18,6 +18,7 @@ from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.reading.checked import Calibrated, Checked, MisfitError, Ratio
 from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
+from hdpsim.cost_models.reading.values import boolean, number
 from hdpsim.cost_models.slowest_of_many import expected_largest
 from hdpsim.cost_models.tracing import shared
 from hdpsim.quoting import LONGEST_NAME, shortened
@@ -253,7 +254,7 @@ _NETWORK = tuple(f.name for f in fields(NetworkCalibration))
 _SWITCHES = {f.name for f in fields(NetworkCalibration) if isinstance(f.default, bool)}
 _OF_RUNS = frozenset({"runs", "grid", "cells", "steps", "configurations"})
 """Words for what was measured where it was no kernel."""
-_KNOWN_BEFORE = Range(0.0, 1e18)  # the widest range of a constant
+_KNOWN_BEFORE = number(Range(0.0, 1e18))  # the widest range of a constant
 
 
 def load_calibration(path: str | Path) -> Calibration:
@@ -307,27 +308,17 @@ def _entries(
 
 def _entry(fields: Fields, key: str) -> CalibrationEntry:
     """The entry of constant *key*."""
-    number = 0.0 if key in _SWITCHES else _number(fields, "value", constant_range(key))
+    parse = boolean if key in _SWITCHES else number(constant_range(key))
     entry = CalibrationEntry(
-        value=fields.boolean("value") if key in _SWITCHES else number,
-        prior=_number(fields, "prior", _KNOWN_BEFORE) if fields.has("prior") else None,
-        doubt=_number(fields, "doubt", _KNOWN_BEFORE) if fields.has("doubt") else None,
+        value=fields.value("value", parse),
+        prior=fields.value("prior", _KNOWN_BEFORE, None),
+        doubt=fields.value("doubt", _KNOWN_BEFORE, None),
         meaning=fields.text("meaning"),
         source=fields.text("source"),
         **{name: fields.text(name, default="") for name in ("fitted_on", "kernels", "runs")},
     )
-    fields.take("prior", "doubt")
     fields.finish()
     return entry
-
-
-def _number(fields: Fields, name: str, allowed: Range) -> float:
-    value = fields.raw(name)
-    if allowed.holds(value):
-        return float(value)
-    if fields.has(name):
-        fields.problems.add(fields.dotted(name), allowed.complaint(value))
-    return 0.0
 
 
 SHIPPED = shipped("cost_models/data/calibration")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from decimal import Decimal
 from typing import Any
 
 from hdpsim.cost_models.hardware.entries import KEYS
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.fields import Key
+from hdpsim.cost_models.reading.units import written_quantity
+from hdpsim.cost_models.reading.values import QUANTITIES
 from hdpsim.cost_models.transformer.model import Model
 
 from . import catalog
@@ -83,10 +84,6 @@ def _differences(value: Any, known: Any) -> Document:
         if same or found is None or item.name in ("source", *_PARTS):
             continue
         way = KEYS.get(type(value), {}).get(item.name, Key())
-        document[way.name or item.name] = f"{_scaled(found, way.power)}{way.unit}" if way.unit else found
+        written = written_quantity(found, way.kind) if way.kind in QUANTITIES else found
+        document[way.name or item.name] = written
     return document
-
-
-def _scaled(value: float, power: int) -> str:
-    """*value* over ten to that power in as many digits as it takes to read it back exactly."""
-    return f"{Decimal(repr(float(value))).scaleb(-power).normalize():f}"

@@ -24,7 +24,7 @@ _DUPLEX_SHARE = 18.5 / 25.9
 
 
 def _rate(name: str) -> Key:
-    return Key(name, "bandwidth", "GB/s", 9)
+    return Key(name, "bandwidth")
 
 
 def _like(**names: str) -> dict[str, Key]:
@@ -34,28 +34,28 @@ def _like(**names: str) -> dict[str, Key]:
 
 KEYS: dict[type, dict[str, Key]] = {
     Gpu: {
-        "bf16_flop_per_s": Key("bf16", "flop_rate", "GFLOP/s", 9),
-        "fp8_flop_per_s": Key("fp8", "flop_rate", "GFLOP/s", 9),
-        "fp4_flop_per_s": Key("fp4", "flop_rate", "GFLOP/s", 9),
-        "hbm_bytes": Key("hbm", "bytes", "B"),
+        "bf16_flop_per_s": Key("bf16", "flop_rate"),
+        "fp8_flop_per_s": Key("fp8", "flop_rate"),
+        "fp4_flop_per_s": Key("fp4", "flop_rate"),
+        "hbm_bytes": Key("hbm", "bytes"),
         "hbm_bytes_per_s": _rate("hbm_bandwidth"),
         "nvlink_bytes_per_s": _rate("nvlink"),
         "host_link_bytes_per_s": _rate("host_link"),
         "host_link_duplex_bytes_per_s": _rate("host_link_duplex"),
-        "tdp_w": Key("tdp", "power", "W"),
-        "idle_w": Key("idle", "power", "W"),
-        "usd_per_hour": Key("price", "money", "USD/h"),
+        "tdp_w": Key("tdp", "power"),
+        "idle_w": Key("idle", "power"),
+        "usd_per_hour": Key("price", "money"),
         **_like(ratio="exponentials matrix_energy"),
     },
     Node: {
         "nic_bytes_per_s": _rate("nic"),
-        "host_memory_bytes": Key("host_memory", "bytes", "B"),
-        "ring_step_s": Key("ring_step", "time", "s"),
+        "host_memory_bytes": Key("host_memory", "bytes"),
+        "ring_step_s": Key("ring_step", "time"),
         **_like(gpus_per_node="gpus", ratio="host_time", server_ratio="server_ratio"),
         **_like(positive_share="nic_efficiency collective_share all_to_all_share"),
     },
     Fabric: {
-        "hop_latency_s": Key("hop_latency", "time", "s"),
+        "hop_latency_s": Key("hop_latency", "time"),
         **_like(oversubscription="leaf_oversubscription spine_oversubscription"),
     },
     Model: _like(

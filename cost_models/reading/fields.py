@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache, partial
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from hdpsim.cost_models.reading.units import parse_quantity
-from hdpsim.errors import QuantityError, ScenarioError
-from hdpsim.quoting import did_you_mean, quoted
+from hdpsim.cost_models.reading.values import (
+    QUANTITIES,
+    Parser,
+    boolean,
+    choice,
+    integer,
+    number,
+    parser_of,
+    quantity,
+    shown,
+    text,
+    texts,
+    without_none,
+)
+from hdpsim.errors import ScenarioError
+from hdpsim.quoting import did_you_mean
 from hdpsim.ranges import RANGES
 
-_MISSING: Any = object()
-V = TypeVar("V")
+_MISSING: Any = dataclasses.MISSING
 
 
 class Problems:
@@ -44,14 +55,22 @@ class Key(NamedTuple):
     Attributes:
         name: the key, where it is not the field's name.
         kind: name of its range in hdpsim.ranges, where that is not the key; for a quantity, its dimension.
-        unit: the unit of a quantity, as it is written.
-        power: the power of ten that the unit stands for.
     """
 
     name: str = ""
     kind: str | None = None
-    unit: str = ""
-    power: int = 0
+
+
+def field_parser(hint: Any, way: Key, field: str) -> Parser:
+    """How the value of a *field* with that annotation is read."""
+    hint = without_none(hint)
+    if get_origin(hint) is not Annotated:
+        return text if hint is str else parser_of(hint)
+    kind, limits = get_args(hint)
+    if way.kind in QUANTITIES:
+        return quantity(way.kind, zero=limits.low == 0)
+    allowed = RANGES.get(way.kind or way.name or field, limits)
+    return integer(allowed.from_least(limits.low)) if kind is int else number(allowed)
 
 
 class Fields:
@@ -68,7 +87,7 @@ class Fields:
         self._data: dict[str, Any] = data if isinstance(data, dict) else {}
         self._taken_all = not isinstance(data, dict)
         if self._taken_all:
-            problems.add(key, f"must be a mapping (key: value), got {_kind(data)}")
+            problems.add(key, f"must be a mapping (key: value), got {shown(data)}")
 
     @property
     def sound(self) -> bool:
@@ -102,109 +121,53 @@ class Fields:
         """Mark these keys as known, whatever they hold."""
         self._taken += names
 
-    def _refuse(self, name: str, text: str, stand_in: V) -> V:
-        """Note what is wrong with a value, and go on with another."""
-        self.problems.add(self.dotted(name), text)
-        return stand_in
+    def value(self, name: str, parse: Parser, default: Any = _MISSING, *, or_default: bool = False) -> Any:
+        """What *parse* makes of a value; what is absent is the default, None included.
 
-    @overload
-    def quantity(self, name: str, dimension: str, *, default: float = ..., zero: bool = ...) -> float: ...
-
-    @overload
-    def quantity(self, name: str, dimension: str, *, default: None, zero: bool = ...) -> float | None: ...
-
-    def quantity(
-        self, name: str, dimension: str, *, default: float | None = _MISSING, zero: bool = False
-    ) -> float | None:
-        """A number with a unit, in base units and in the range of its dimension.
-
-        Zero is allowed, too, when *zero* is set. What is absent is the default, None included.
+        *or_default*: the default may be given, too, whatever *parse* says of it.
         """
         value = self.raw(name, default)
         if not self.has(name):
-            return 1.0 if default is _MISSING else default
+            return _stand_in(parse) if default is _MISSING else default
+        if or_default and value == default and not isinstance(value, bool):
+            return default
         try:
-            if not isinstance(value, int | float | str):
-                raise QuantityError(_kind(value), dimension, ("its unit",))
-            parsed = parse_quantity(value, dimension)
-        except QuantityError as error:
-            return self._refuse(name, str(error), 1.0)
-        if not parsed > 0 and not zero:
-            return self._refuse(name, f"must be positive, got {quoted(value)}", 1.0)
-        allowed = RANGES[dimension]
-        if parsed > 0 and not allowed.low <= parsed <= allowed.high:
-            return self._refuse(name, allowed.complaint(value), 1.0)
-        return parsed
+            return parse(value)
+        except ValueError as error:
+            self.problems.add(self.dotted(name), str(error))
+            return _stand_in(parse)
+
+    def quantity(self, name: str, dimension: str, *, default: Any = _MISSING, zero: bool = False) -> Any:
+        """A number with a unit, in base units and in the range of its dimension, or *zero*."""
+        return self.value(name, quantity(dimension, zero=zero), default)
 
     def integer(
         self, name: str, *, minimum: int = 1, default: int = _MISSING, kind: str | None = None
     ) -> int:
-        """A whole number of at least *minimum* in the range of its *kind* (default: its name)."""
-        value, stand_in = self.raw(name, default), max(minimum, 1)
-        if value is _MISSING:
-            return stand_in
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            text = f"must be a whole number, got {_kind(value)} {quoted(value)}"
-            return self._refuse(name, text, stand_in)
-        if value < minimum and value is not default:
-            return self._refuse(name, f"must be at least {minimum}, got {quoted(value)}", stand_in)
-        allowed = RANGES[kind or (name if name in RANGES else "count")]
-        if value > allowed.high:
-            return self._refuse(name, allowed.from_least(minimum).complaint(value), stand_in)
-        return int(value)
+        """A whole number of at least *minimum* in the range of its *kind* (default: its name), or the default."""
+        allowed = RANGES[kind or (name if name in RANGES else "count")].from_least(minimum)
+        return int(self.value(name, integer(allowed), default, or_default=True))
 
-    def number(
-        self, name: str, *, minimum: float = 0.0, default: float = _MISSING, kind: str | None = None
-    ) -> float:
-        """A finite number of at least *minimum* in the range of its *kind* (default: its name)."""
-        value = self.raw(name, default)
-        if value is _MISSING:
-            return minimum
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-            return self._refuse(name, f"must be a number, got {_kind(value)} {quoted(value)}", minimum)
-        if not value >= minimum:
-            return self._refuse(name, f"must be at least {minimum:g}, got {quoted(value)}", minimum)
+    def number(self, name: str, *, default: float = _MISSING, kind: str | None = None) -> float:
+        """A number in the range of its *kind* (default: its name), or the default."""
         allowed = RANGES[kind or (name if name in RANGES else "number")]
-        if value is not default and not allowed.low <= value <= allowed.high:
-            return self._refuse(name, allowed.complaint(value), minimum)
-        return float(value)
+        return float(self.value(name, number(allowed), default, or_default=True))
 
     def boolean(self, name: str, *, default: bool = _MISSING) -> bool:
         """`true` or `false`, spelled so."""
-        value = self.raw(name, default)
-        if isinstance(value, bool) or value is _MISSING:
-            return value is True
-        return self._refuse(name, f"must be true or false, got {_kind(value)} {quoted(value)}", False)
+        return bool(self.value(name, boolean, default))
 
     def text(self, name: str, *, default: str = _MISSING) -> str:
-        """A non-empty text."""
-        value = self.raw(name, default)
-        if isinstance(value, str) and (value or value is default):
-            return value
-        if value is _MISSING:
-            return ""
-        return self._refuse(name, f"must be a text, got {_kind(value)} {quoted(value)}", "")
+        """A text; the default may be empty."""
+        return str(self.value(name, text, default, or_default=True))
 
-    def choice(self, name: str, options: Iterable[str], *, default: str = _MISSING) -> str:
+    def choice(self, name: str, options: tuple[str, ...], *, default: str = _MISSING) -> str:
         """One of the *options*."""
-        allowed = tuple(options)
-        value = self.raw(name, default)
-        if isinstance(value, str) and value in allowed:
-            return value
-        if value is _MISSING:
-            return allowed[0]
-        hint = did_you_mean(str(value), allowed)
-        text = f"must be one of {', '.join(allowed)}; got {quoted(value)}{hint}"
-        return self._refuse(name, text, allowed[0])
+        return str(self.value(name, choice(options), default))
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts; absent = empty."""
-        value = self.raw(name, [])
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        return self._refuse(name, f"must be a list of texts, got {_kind(value)}", ())
+        return tuple(self.value(name, texts, ()))
 
     def mapping(self, name: str) -> Fields:
         """The nested mapping under *name*."""
@@ -217,29 +180,13 @@ class Fields:
         return {item.name: self._value(item, hints[item.name], keys.get(item.name, Key())) for item in others}
 
     def _value(self, item: dataclasses.Field[Any], hint: Any, way: Key) -> Any:
-        """The value of one field."""
-        name = way.name or item.name
-        optional = NoneType in get_args(hint)
-        if optional:
-            hint = next(option for option in get_args(hint) if option is not NoneType)
-        default = {} if item.default in (dataclasses.MISSING, None) else {"default": item.default}
-        if get_origin(hint) is Literal:
-            return self.choice(name, get_args(hint), **default)
-        if hint is bool:
-            return self.boolean(name, **default)
-        if hint is str:
-            return self.text(name, **default)
-        number, limits = get_args(hint)
-        if way.unit and way.kind is not None:
-            default |= {"default": None} if optional else {}
-            return self.quantity(name, way.kind, zero=limits.low == 0, **default)
-        if optional:  # 0 says that there is none
-            default = {"default": 0}
-        if number is int:
-            value: float = self.integer(name, minimum=limits.low, kind=way.kind, **default)
-        else:
-            value = self.number(name, kind=way.kind, **default)
-        return value or None if optional else value
+        """The value of one field; where there may be none, 0 says so."""
+        name, parse = way.name or item.name, field_parser(hint, way, item.name)
+        if NoneType not in get_args(hint):
+            return self.value(name, parse, item.default, or_default=way.kind not in QUANTITIES)
+        if way.kind in QUANTITIES:
+            return self.value(name, parse, None)
+        return self.value(name, parse, 0, or_default=True) or None
 
     def finish(self) -> None:
         """Note every key nobody asked for."""
@@ -252,11 +199,11 @@ class Fields:
                 self.problems.add(self.dotted(str(name)), text)
 
 
-def _kind(value: object) -> str:
-    """What a user would call the type of a YAML value."""
-    names = {bool: "true/false", int: "the number", float: "the number", str: "the text", list: "a list"}
-    names |= {dict: "a mapping", type(None): "nothing"}
-    return names.get(type(value), type(value).__name__)
+def _stand_in(parse: Parser) -> Any:
+    """Something harmless in place of a value that is missing or wrong."""
+    if parse.choices:
+        return parse.choices[0]
+    return max(parse.limits.low, 1) if parse.limits is not None else ""
 
 
 _hints = cache(partial(get_type_hints, include_extras=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from typing import Any
 
 from hdpsim.errors import QuantityError
 
@@ -52,6 +53,11 @@ _SHOWN = {
     for dimension, unit in (("bandwidth", "B/s"), ("flop", "FLOP"), ("flop_rate", "FLOP/s"))
 }
 """Units in which quantities are printed, the largest first."""
+_WRITTEN = {
+    "bandwidth": ("GB/s", 9), "flop_rate": ("GFLOP/s", 9), "bytes": ("B", 0), "time": ("s", 0), "power": ("W", 0),
+    "money": ("USD/h", 0), "emission": ("kg/kWh", 0), "": ("", 0),
+}  # fmt: skip
+"""Units in which files have quantities, and the power of ten that each stands for."""
 _PLAIN = {"count": "{:,.0f}", "money": "{:,.2f} USD/h", "emission": "{:g} kg/kWh"}
 
 
@@ -96,6 +102,16 @@ def parse_quantity(text: str | int | float, dimension: str) -> float:
     if math.isinf(value) or (dimension in _WHOLE and exact != exact.to_integral_value()):
         raise error
     return value
+
+
+def written_quantity(value: Any, dimension: str) -> str:
+    """A quantity as `parse_quantity` reads it back exactly, in the unit in which files have it.
+
+    >>> written_quantity(5e10, "bandwidth")
+    '50GB/s'
+    """
+    unit, power = _WRITTEN[dimension]
+    return f"{Decimal(repr(float(value))).scaleb(-power).normalize():f}{unit}"
 
 
 def quantity_pattern(dimension: str) -> str:

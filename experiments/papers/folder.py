@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.reading.shipped import shipped
+from hdpsim.cost_models.reading.values import Parser, choice, integer, number
 from hdpsim.errors import UserInputError
-from hdpsim.experiments.output.files.csv import one_of, positive, read_rows, whole_number
+from hdpsim.experiments.output.files.csv import read_cell, read_rows
+from hdpsim.ranges import RANGES
 from hdpsim.yaml_loader import load_yaml
 
 _NEEDED = {
@@ -133,15 +135,18 @@ class PaperFolder:
         rows = read_rows(path, (*self.columns, self.measured_column))
         return tuple(self._cell(where, row) for where, row in rows)
 
-    def _cell(self, where: str, row: Mapping[str, str]) -> PublishedFigure:
-        inputs = {
-            name: whole_number(where, name, row, allowed)
-            if isinstance(allowed, str)
-            else one_of(where, name, row, allowed)
+    @property
+    def _parsers(self) -> dict[str, Parser]:
+        """How every column is read: as a whole number in a range, or as one of some words."""
+        return {
+            name: integer(RANGES[allowed]) if isinstance(allowed, str) else choice(allowed)
             for name, allowed in self.columns.items()
         }
+
+    def _cell(self, where: str, row: Mapping[str, str]) -> PublishedFigure:
+        inputs = {name: read_cell(where, name, row[name], parse) for name, parse in self._parsers.items()}
         column, unit = self.measured_column, self.unit(inputs)
-        measured = positive(where, column, row[column], unit) if row[column] else None
+        measured = read_cell(where, column, row[column], number(RANGES[unit])) if row[column] else None
         if unit == "percent" and measured is not None and measured <= 1.0:
             raise UserInputError(
                 f"{where}: {column}: {row[column]} is at most 1 %: is it a share? Give it in %, such as "

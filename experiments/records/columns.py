@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,9 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Node
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.reading.shipped import shipped
+from hdpsim.cost_models.reading.values import choice, integer, number, shown
 from hdpsim.errors import HdpSimError, UserInputError
-from hdpsim.experiments.output.files.csv import as_number, positive, read_rows
+from hdpsim.experiments.output.files.csv import read_cell, read_rows
 from hdpsim.experiments.scenario.schema import KEYS, now_called
 from hdpsim.experiments.software.model_of_run import is_model_file, model_of_file
 from hdpsim.experiments.software.seen_columns import (
@@ -118,6 +118,25 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(Task), "zero_stage": get_args(Sharding), "recompute": get_args(Recompute),
     "remat_policy": get_args(RematPolicy), "precision": get_args(Precision), "outcome": get_args(MemoryOutcome),
 }  # fmt: skip
+
+
+def _flag(value: object) -> bool:
+    """A truth value, as 0 and 1 or as tables of pandas have it."""
+    found = {"0.0": False, "1.0": True, "false": False, "true": True}.get(str(value).lower())
+    if found is None:
+        raise ValueError(f"expected 0 or 1, got {shown(value)}")
+    return found
+
+
+_PARSERS: Mapping[str, Callable[[object], Any]] = {
+    **{
+        name: integer(RANGES[kind].from_least(0 if name in _MAY_BE_ZERO else 1))
+        for name, kind in _WHOLE.items()
+    },
+    **{name: number(RANGES[kind]) for name, kind in _POSITIVE.items()},
+    **dict.fromkeys(_FLAGS, _flag),
+    **{name: choice(known) for name, known in _CHOICES.items()},
+}
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
 _MARKS = ("id", "source", "family", "suspect", "complete", "notes")
@@ -237,15 +256,17 @@ def _value(where: str, column: str, text: str) -> object:
     """The cell as its column's type; None when it is empty."""
     if not text:
         return None
-    if column in _WHOLE:
-        return _integer(where, column, text)
-    if column in _POSITIVE:
-        return positive(where, column, text, _POSITIVE[column])
-    if column in _FLAGS:
-        return _flag(where, column, text)
     if column in _CHOICES:
-        return _choice(where, column, text)
-    return text
+        text = _plain(column, text)
+    return read_cell(where, column, text, _PARSERS[column]) if column in _PARSERS else text
+
+
+def _plain(column: str, text: str) -> str:
+    """The word of a choice, in whatever spelling."""
+    word = text.lower()
+    if column == "zero_stage":
+        word = _ZERO_NUMBERS.get(word.removesuffix(".0"), word)
+    return _spellings().get(column, {}).get(re.sub(r"[-_ ]", "", word), word)
 
 
 def _switch(where: str, column: str, text: str) -> tuple[str, object]:
@@ -273,36 +294,3 @@ def _node(text: str) -> str | Node:
     if described is None or problems.found:
         raise ValueError("; ".join(": ".join(filter(None, found)) for found in problems.found))
     return described
-
-
-def _integer(where: str, column: str, text: str) -> int:
-    number, least = as_number(text), 0 if column in _MAY_BE_ZERO else 1
-    if not (least <= number < math.inf and number == int(number)):
-        raise UserInputError(
-            f"{where}: {column}: expected a whole number of at least {least} or nothing, got {quoted(text)}"
-        )
-    allowed = RANGES[_WHOLE[column]].from_least(least)
-    if not allowed.holds(int(number)):
-        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(number))}")
-    return int(number)
-
-
-def _flag(where: str, column: str, text: str) -> bool:
-    # Tables of pandas hold True and False.
-    number = {"false": 0.0, "true": 1.0}.get(text.lower(), as_number(text))
-    if number not in (0.0, 1.0):
-        raise UserInputError(f"{where}: {column}: expected 0, 1 or nothing, got {quoted(text)}")
-    return number == 1.0
-
-
-def _choice(where: str, column: str, text: str) -> str:
-    value = text.lower()
-    if column == "zero_stage":
-        value = _ZERO_NUMBERS.get(value.removesuffix(".0"), value)
-    value = _spellings().get(column, {}).get(re.sub(r"[-_ ]", "", value), value)
-    known = _CHOICES[column]
-    if value not in known:
-        raise UserInputError(
-            f"{where}: {column}: {quoted(text)} is not one of {', '.join(known)}{did_you_mean(value, known)}"
-        )
-    return value

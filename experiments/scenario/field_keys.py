@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
 from hdpsim.cost_models.layout.layout import GROUPS
 from hdpsim.cost_models.layout.switch_metadata import about
-from hdpsim.cost_models.reading.checked import Text
 from hdpsim.cost_models.reading.field_docstrings import field_words
-from hdpsim.experiments.scenario.values import (
-    Key,
-    Parser,
-    boolean,
-    choice,
-    integer,
-    number,
-    one_of,
-    or_word,
-    text_of,
-    tokens,
-)
+from hdpsim.cost_models.reading.values import Parser, or_word, parser_of
+from hdpsim.experiments.scenario.values import Key
 from hdpsim.simulator.settings import key_name
 
 _TOKENS = "_tokens"
@@ -74,22 +62,3 @@ def keys_of(
                 parse=parse, default=item.default, meaning=meaning, basic=item.name in basic
             )
     return keys
-
-
-def parser_of(hint: Any, *, in_tokens: bool = False) -> Parser:
-    """How a scenario has what an annotation says, but for None."""
-    if get_origin(hint) in (Union, UnionType):
-        (hint,) = (option for option in get_args(hint) if option is not NoneType)
-    if hint is bool:
-        return boolean
-    if get_origin(hint) is Literal:
-        values = get_args(hint)
-        return choice(values) if isinstance(values[0], str) else one_of(values)
-    if get_origin(hint) is not Annotated:
-        raise TypeError(f"a scenario cannot write {hint}")
-    kind, limits = get_args(hint)
-    if isinstance(limits, Text):
-        return text_of(limits)
-    if in_tokens:
-        return tokens(limits)
-    return integer(limits) if kind is int else number(limits)

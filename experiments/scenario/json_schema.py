@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import calibration_names
 from hdpsim.cost_models.hardware import catalog, entries
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.field_docstrings import field_words
-from hdpsim.cost_models.reading.fields import Key
+from hdpsim.cost_models.reading.fields import Key, field_parser
+from hdpsim.cost_models.reading.values import QUANTITIES, range_schema, text, without_none
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.experiments.scenario.schema import KEYS, SECTIONS
-from hdpsim.experiments.scenario.values import quantity_schema, range_schema, text
 from hdpsim.experiments.software.choice import software_names
 from hdpsim.ranges import RANGES
 
@@ -147,28 +147,11 @@ def _fields_of(kind: type) -> Iterator[tuple[str, str, Schema]]:
             continue
         way = entries.KEYS.get(kind, {}).get(item.name, Key())
         key, hint = way.name or item.name, hints[item.name]
-        optional = NoneType in get_args(hint)
-        if optional:
-            (hint,) = (option for option in get_args(hint) if option is not NoneType)
-        if hint in parts:
-            part = parts[hint]
+        part = parts.get(without_none(hint))
+        if part is not None:
             schema = _named(part) if part in _NAMED else {"$ref": f"#/$defs/{part}"}
         else:
-            schema = _value(hint, key, way, optional=optional)
+            schema = dict(field_parser(hint, way, key).schema)
+            if NoneType in get_args(hint) and way.kind not in QUANTITIES:
+                schema = {"anyOf": [{"const": 0}, schema]}
         yield key, item.name, schema
-
-
-def _value(hint: Any, key: str, way: Key, *, optional: bool) -> Schema:
-    """The schema of a value by its annotation; 0 says that there is none of what is optional."""
-    if get_origin(hint) is Literal:
-        return {"enum": list(get_args(hint))}
-    if hint is bool:
-        return {"type": "boolean"}
-    if hint is str:
-        return dict(text.schema)
-    if way.unit and way.kind is not None:
-        return quantity_schema(way.kind)
-    number, limits = get_args(hint)
-    allowed = RANGES.get(way.kind or key, limits).from_least(limits.low)
-    schema = {**range_schema(allowed), "type": "integer" if number is int else "number"}
-    return {"anyOf": [{"const": 0}, schema]} if optional else schema

@@ -7,26 +7,21 @@ from functools import cache
 from typing import Any, get_args
 
 from hdpsim.cost_models.reading.shipped import shipped
-from hdpsim.cost_models.reliability.checkpoint import Readers
-from hdpsim.cost_models.reliability.startup import StartupMethod
-from hdpsim.experiments.scenario.values import (
-    REQUIRED,
-    Key,
+from hdpsim.cost_models.reading.values import (
     Parser,
-    batch,
     boolean,
     choice,
     integer,
-    interval,
-    lengths,
     number,
     or_word,
     quantity,
-    reference,
     some_of,
     text,
     tokens,
 )
+from hdpsim.cost_models.reliability.checkpoint import Readers
+from hdpsim.cost_models.reliability.startup import StartupMethod
+from hdpsim.experiments.scenario.values import REQUIRED, Key, batch, interval, lengths, reference
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.campaign.diagnosis import TESTS
 from hdpsim.traces import LongSequencePolicy

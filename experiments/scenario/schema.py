@@ -15,14 +15,7 @@ from hdpsim.cost_models.hardware.prices import CostOptions
 from hdpsim.cost_models.memory.activations import LayerActivations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
-from hdpsim.cost_models.step.data_loading import DataPipeline
-from hdpsim.errors import StrategyError
-from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
-from hdpsim.experiments.scenario.keys_without_field import keys_without_field
-from hdpsim.experiments.scenario.values import (
-    REQUIRED,
-    Batch,
-    Key,
+from hdpsim.cost_models.reading.values import (
     Parser,
     choice,
     integer,
@@ -33,6 +26,11 @@ from hdpsim.experiments.scenario.values import (
     some_of,
     text,
 )
+from hdpsim.cost_models.step.data_loading import DataPipeline
+from hdpsim.errors import StrategyError
+from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
+from hdpsim.experiments.scenario.keys_without_field import keys_without_field
+from hdpsim.experiments.scenario.values import REQUIRED, Batch, Key
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.find_own_strategy import (

@@ -85,8 +85,8 @@ def test_an_unusable_trace_is_named(
     ("change", "message"),
     [
         ({"dp_size": None}, "dp_size: is required"),
-        ({"pp_size": 0}, "pp_size: must be at least 1, got 0"),
-        ({"vpp_size": "two"}, "vpp_size: must be a whole number"),
+        ({"pp_size": 0}, "pp_size: expected a whole number of at least 1, got 0"),
+        ({"vpp_size": "two"}, "vpp_size: expected a whole number"),
         ({"vp_size": 2}, r"vp_size: is not a known key \(did you mean 'vpp_size'\?\)"),
         ({"world_size": 9}, "world_size: is 9, but dp_size x pp_size x tp_size x dsp_size is 8"),
         ({"dp_size": 4, "world_size": 16}, "no operation has dp_rank 2, but dp_size is 4"),

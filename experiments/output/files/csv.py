@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
-from hdpsim.ranges import RANGES
 from hdpsim.reading import read_bytes
 
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -85,38 +85,13 @@ def read_rows(
     return found
 
 
-def one_of(where: str, column: str, row: Mapping[str, str], known: tuple[str, ...]) -> str:
-    """One of the *known* words."""
-    value = row[column]
-    if value not in known:
-        hint = did_you_mean(value, known)
-        raise UserInputError(f"{where}: {column}: {quoted(value)} is not one of {', '.join(known)}{hint}")
-    return value
-
-
-def whole_number(where: str, column: str, row: Mapping[str, str], kind: str) -> int:
-    """A whole number in the range of that *kind*."""
-    value = row[column]
-    allowed = RANGES[kind]
-    digits = value.isascii() and value.isdigit() and len(value) <= len(str(2**53))
-    if not (digits and int(value) >= allowed.low):
-        raise UserInputError(
-            f"{where}: {column}: expected a whole number of at least {allowed.low}, got {quoted(value)}"
-        )
-    if not allowed.holds(int(value)):
-        raise UserInputError(f"{where}: {column}: {allowed.complaint(int(value))}")
-    return int(value)
-
-
-def positive(where: str, column: str, value: str, kind: str) -> float:
-    """A positive number in the range of that *kind*."""
-    number = as_number(value)
-    allowed = RANGES[kind]
-    if not 0 < number < math.inf:
-        raise UserInputError(f"{where}: {column}: expected a positive number or nothing, got {quoted(value)}")
-    if not allowed.holds(number):
-        raise UserInputError(f"{where}: {column}: {allowed.complaint(number)}")
-    return number
+def read_cell(where: str, column: str, text: str, parse: Callable[[object], Any]) -> Any:
+    """What a cell says, which *parse* takes as a number where it is one; raises UserInputError with its place."""
+    number = as_number(text)
+    try:
+        return parse(text if math.isnan(number) else number)
+    except ValueError as error:
+        raise UserInputError(f"{where}: {column}: {error}") from None
 
 
 def as_number(text: str) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
 from hdpsim.cost_models.reading.fields import Key
+from hdpsim.cost_models.reading.units import written_quantity
+from hdpsim.cost_models.reading.values import QUANTITIES
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.json_data import attributes
@@ -42,15 +42,13 @@ class Input:
     Attributes:
         key: as scenarios write it; of a constant `calibration.NAME`.
         value: in base units.
-        unit: as it is written.
-        power: the power of ten that the unit stands for.
+        write: how files have a value.
         whole: counted, not measured.
     """
 
     key: str
     value: float
-    unit: str = ""
-    power: int = 0
+    write: Callable[[float], object] = float
     whole: bool = False
 
     def moved(self, share: float) -> float:
@@ -60,9 +58,8 @@ class Input:
 
     def text(self, value: float) -> str:
         """A value as scenarios write it."""
-        if self.whole:
-            return f"{value:.0f}{self.unit}"
-        return f"{Decimal(repr(value)).scaleb(-self.power).normalize():f}{self.unit}"
+        written = self.write(value)
+        return written_quantity(written, "") if isinstance(written, float) else str(written)
 
     def set_in(self, scenario: Scenario, value: float) -> Scenario:
         """The scenario with that value; raises UserInputError where it may not be, InfeasibleError where it cannot."""
@@ -147,7 +144,9 @@ def _hardware(scenario: Scenario) -> Iterator[Input]:
         for name, value in _numbers(part):
             way = HARDWARE_KEYS[type(part)].get(name, Key())
             if name != "usd_per_hour" and _measured(hints[name]):
-                yield Input(key=f"{prefix}.{way.name or name}", value=value, unit=way.unit, power=way.power)
+                dimension = way.kind if way.kind in QUANTITIES else ""
+                write = partial(written_quantity, dimension=dimension)
+                yield Input(key=f"{prefix}.{way.name or name}", value=value, write=write)
 
 
 def _numbers(part: Any) -> Iterator[tuple[str, float]]:
@@ -171,13 +170,12 @@ def _keys(scenario: Scenario) -> Iterator[Input]:
             continue
         value = key.parse(written)
         if isinstance(value, Batch):
-            amount, unit = (value.tokens, " tokens") if value.tokens else (value.sequences, " sequences")
-            yield Input(key=dotted, value=float(amount or 0), unit=unit, whole=True)
+            amount, what = (value.tokens, "tokens") if value.tokens else (value.sequences, "sequences")
+            yield Input(key=dotted, value=float(amount or 0), write=f"{{:.0f}} {what}".format, whole=True)
         elif isinstance(value, int) and not isinstance(value, bool) and "token" in key.parse.words:
-            yield Input(key=dotted, value=float(value), unit=" tokens", whole=True)
+            yield Input(key=dotted, value=float(value), write="{:.0f} tokens".format, whole=True)
         elif isinstance(value, float) and value:
-            unit = re.sub(r"^[\d.eE+-]*", "", written) if isinstance(written, str) else ""
-            yield Input(key=dotted, value=value, unit=unit, power=9 if unit == "GB/s" else 0)
+            yield Input(key=dotted, value=value, write=key.dump)
 
 
 def _constants(scenario: Scenario) -> Iterator[Input]:

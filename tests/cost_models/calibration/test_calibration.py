@@ -99,7 +99,7 @@ def test_a_users_file(tmp_path: Path) -> None:
         ),
         (
             {"change": "  launch_s: {value: true, meaning: m, source: s}"},
-            ["constants.launch_s.value", "True"],
+            ["constants.launch_s.value", "got true"],
         ),
         (
             {"change": "  gemm_efficiency: {value: 0, meaning: m, source: s}"},
@@ -171,7 +171,7 @@ def test_a_calibration_objects_to_every_gpu_it_says_nothing_of(name: str) -> Non
 @pytest.mark.parametrize("gpus", ["h20-96gb", [1], {"a": 1}])
 def test_gpus_of_a_calibration_are_a_list_of_names(tmp_path: Path, gpus: object) -> None:
     path = write(tmp_path / "mine.yaml", extra=f"gpus: {json.dumps(gpus)}")
-    with pytest.raises(UserInputError, match="gpus: must be a list of texts"):
+    with pytest.raises(UserInputError, match="gpus: expected a list of texts"):
         load_calibration(path)
 
 

@@ -132,7 +132,7 @@ def test_an_entry_can_start_from_a_shipped_one() -> None:
     assert node.gpu.tensor_boost
     assert node.gpu.exponentials == 1.0
     assert catalog.gpu("gb300").exponentials == catalog.gpu("b300").exponentials == 2.0
-    with pytest.raises(ScenarioError, match=r"exponentials: must be a number from 0.001"):
+    with pytest.raises(ScenarioError, match=r"exponentials: expected a number from 0.001"):
         read(catalog.node_entry, {"like": "hgx-h100", "gpu": {"like": "h100", "exponentials": 0}})
     assert (node.nics, node.gpu.tdp_w, node.gpus) == (4, 500.0, 8)
     small = read(

@@ -88,7 +88,7 @@ BAD = {
     ),
     "unknown key": ("title: x\ncauses: {a: {per_1000_days: 1, evcit: true}}", "evcit"),
     "unknown scope": ("title: x\ncauses: {a: {per_1000_days: 1, scope: rack}}", "node, link, job"),
-    "negative": ("title: x\ncauses: {a: {per_1000_days: -1}}", "must be at least 0"),
+    "negative": ("title: x\ncauses: {a: {per_1000_days: -1}}", "expected a number from 0"),
     "unknown mix": ("title: x\nper_1000_node_days: 1\nmix_of: llama4", "mix_of"),
     "mix without a rate": ("title: x\nmix_of: llama3", "per_1000_node_days: is required with mix_of"),
     "no unit": ("title: x\ngpus: 8\nperiod: 54\ncauses: {a: {count: 1}}", "period"),

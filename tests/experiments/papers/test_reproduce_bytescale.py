@@ -107,7 +107,7 @@ def test_cells_keep_other_columns_and_may_lack_a_measurement(tmp_path: Path) -> 
             r"row 3: gpus: expected a whole number of at least 1, got '1k'",
         ),
         ("llama-7b,github,0,262144,static,1", r"row 3: gpus"),
-        ("llama-7b,github,1024,-5,static,1", r"row 3: context_tokens: .* got '-5'"),
+        ("llama-7b,github,1024,-5,static,1", r"row 3: context_tokens: .* got -5"),
         ("llama-7b,github,1024,2.5,static,1", r"row 3: context_tokens"),
         ("llama-7b,github,1024,²,static,1", r"row 3: context_tokens"),
         ("llama-7b,github,1024,262144,static,fast", r"row 3: measured_tokens_per_s: .* got 'fast'"),

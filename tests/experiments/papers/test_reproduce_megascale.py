@@ -64,7 +64,7 @@ def test_cells_are_read_with_what_travels_along(tmp_path: Path) -> None:
         ("megascale,megascale-175b,-8,768,step_s,1", "gpus: expected a whole number"),
         ("megascale,megascale-175b,256,x,step_s,1", "global_batch: expected a whole number"),
         ("megascale,megascale-175b,256,768,tokens,1", "metric: 'tokens' is not one of step_s, mfu"),
-        ("megascale,megascale-175b,256,768,step_s,zero", "measured: expected a positive number"),
+        ("megascale,megascale-175b,256,768,step_s,zero", "measured: expected a number from 1e-09"),
         ("megascale,megascale-175b,256,768,mfu,0.552", "measured: 0.552 is at most 1 %: is it a share"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_switch_whose_needs_are_not_met_is_named() -> None:
 
 @pytest.mark.parametrize("hint", [str, int, list[int]])
 def test_an_annotation_that_says_too_little_is_refused(hint: Any) -> None:
-    with pytest.raises(TypeError, match="a scenario cannot write"):
+    with pytest.raises(TypeError, match="no file can write"):
         parser_of(hint)
 
 
