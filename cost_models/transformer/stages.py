@@ -96,10 +96,8 @@ def in_flight_passes(layout: Layout, stage: int, micro_batches: int | None = Non
     Source: arXiv 2104.04473 section 2.2; arXiv 2205.05198 section 4.2.3; arXiv 2401.10241; DualPipe's README.
     """
     p, v = layout.parallel.pp, layout.pipeline.vpp
-    if layout.pipeline.call is not None:
-        micro_batches = min(
-            layout.pipeline.call, layout.pipeline.call if micro_batches is None else micro_batches
-        )
+    limits = (micro_batches, layout.pipeline.call)
+    micro_batches = min((limit for limit in limits if limit is not None), default=None)
     if layout.pipeline.schedule in SPLIT_SCHEDULES:
         end = min(stage, p - 1 - stage)
         counts = {

@@ -377,11 +377,9 @@ class _Import:
     def _schedule_calls(self, batch: int, gpus: int | None, micro_batch: int, layout: dict[str, Any]) -> None:
         """A pipeline whose step has several local batches calls its schedule for each of them."""
         facts, origins = self.read.facts, self.read.origins
-        local, replica = (
-            facts.get("run.micro_batch"),
-            math.prod(int(str(layout.get(k, 1))) for k in ("tp", "pp", "cp")),
-        )
-        if "run.stage_micro_batch" not in facts or not isinstance(local, int):
+        local = facts.get("run.micro_batch")
+        replica = math.prod(int(str(layout.get(degree, 1))) for degree in ("tp", "pp", "cp"))
+        if "run.stage_micro_batch" not in facts or not isinstance(local, int) or layout.get("pp", 1) == 1:
             return
         if local % micro_batch:
             raise UserInputError(
@@ -390,5 +388,5 @@ class _Import:
             )
         if gpus is None or batch * replica > local * gpus:
             layout["schedule_micro_batches"] = local // micro_batch
-            of_call = f"local batch size over {origins['run.stage_micro_batch']}"
-            origins["layout.schedule_micro_batches"] = of_call
+            made = f"local batch size over {origins['run.stage_micro_batch']}"
+            origins["layout.schedule_micro_batches"] = made

@@ -128,11 +128,8 @@ def _local_batch(setup: Setup, tool: Tool, facts: dict[str, object], groups: int
     """Tools with a local batch beside the micro-batch: what of it one call of a pipeline's schedule has."""
     if "run.stage_micro_batch" not in tool.keys or setup.layout.parallel.pp == 1:
         return
-    micro_batch, sequences, call = (
-        facts["run.micro_batch"],
-        facts["run.global_batch"],
-        setup.layout.pipeline.call,
-    )
+    micro_batch, sequences = facts["run.micro_batch"], facts["run.global_batch"]
+    call = setup.layout.pipeline.call
     assert isinstance(micro_batch, int)
     facts["run.stage_micro_batch"] = micro_batch
     local = 0 if call is None else call * micro_batch

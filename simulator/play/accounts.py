@@ -84,8 +84,8 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
 
     Before an operation a process waits for its input (wait_pipeline), then for the other members of the group
     (wait_group). In an operation it spends its own duration in the terms of the costs; what the slowest member, or the
-    slowest micro-batch of a meeting, takes longer is wait_group too. What two overlapped operations hide of each
-    other's communication is in no account.
+    slowest micro-batch of a meeting, takes longer is wait_group too, and so is waiting for others to end with it. What
+    two overlapped operations hide of each other's communication is in no account.
 
     *longer_s*: of some terms, what each operation takes beyond the costs.
     """
