@@ -20,27 +20,27 @@ What both executors mean by playing a plan:
   the time of a step is the least period at which all stages can repeat (see repetition).
 * Blocking transfers and overlapped pairs: see parts.
 
-The replay advances in waves: all operations whose parties are there start together in one numpy step; each wave
-releases the next. The start of an operation is the latest arrival of its parties, so the order of the waves does not
-matter, and their number is the length of the longest chain of dependent operations, not the number of operations.
+The replay advances in waves (see waves): operations that wait for nothing but those of waves before them are played in
+one numpy step. The start of an operation is the latest arrival of its parties, so the number of steps is the length of
+the longest chain of dependent operations, not the number of operations.
 Ranks that provably do the same (see lockstep) are played once.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, ranges
+from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.accounts import StepEnd, Timeline, account
 from hdpsim.simulator.play.execution import Execution, Noise
-from hdpsim.simulator.play.pipeline.common_ends import Arrivals
-from hdpsim.simulator.play.pipeline.deadlock import deadlock_error
-from hdpsim.simulator.play.pipeline.extras import Extras
+from hdpsim.simulator.play.pipeline.common_ends import ALONE
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
+from hdpsim.simulator.play.pipeline.waves import waves_of
 from hdpsim.simulator.play.shortcuts.equal_micro_batches import can_play
 from hdpsim.simulator.play.shortcuts.equal_ranks import (
     expanded,
@@ -141,72 +141,57 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
     Raises:
         DeadlockError: some operations can never start.
     """
-    units, duration_s, result_delay_s = program.units, program.operation_s, program.result_delay_s
-    part_operation, last_part = program.part_operation, program.part_offsets[1:]
-    extras = program.extras
-    member_ranks, member_offsets = program.plan.member_ranks, program.plan.member_offsets
-    group_size = program.plan.group_size
+    order, bounds = waves_of(program)
+    plan, extras, ends = program.plan, program.extras, program.common_ends
+    operations = len(program.operation_s)
+    link, unit = np.divmod(order, max(program.units, 1))
+    sizes = plan.group_size[unit]
+    process = plan.member_ranks[ranges(plan.member_offsets[unit], sizes)]
+    process += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
+    first = offsets_of(sizes)  # of each operation: its first member
+    place = np.zeros(operations, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    source = np.where(link > 0, place[order - program.units], len(order))
+    duration_s, delay_s = program.operation_s[order], program.result_delay_s[order]
+    feeds: list[slice] = []
+    if extras is not None and len(extras.feeds.before):
+        by_place = np.argsort(place[extras.feeds.after], kind="stable")
+        before, after = place[extras.feeds.before[by_place]], place[extras.feeds.after[by_place]]
+        hold_s = extras.feeds.delay_s[by_place]
+        feeds = _slices(np.searchsorted(after, bounds))
 
-    part = program.part_offsets[:-1].copy()  # of each process: the part it is at
     free_s = np.repeat(opening_s, program.ranks)  # of each process: when it got there
-    start_s = np.zeros(len(duration_s))  # the latest arrival so far
-    end_s = np.full(len(duration_s), np.nan)  # NaN: not played
-    missing = program.parties.copy()
-    arrivals = None if program.common_ends is None else Arrivals(program.common_ends)
-    computed_s = None if arrivals is None else end_s.copy()
-    winner = np.empty(len(duration_s), dtype=np.int64)
-
-    arrived = np.flatnonzero(part < last_part)
-    fed = np.zeros(0, dtype=np.int64)
-    while len(arrived) or len(fed):
-        operation = part_operation[part[arrived]]
-        ready_s = free_s[arrived]
+    part = program.part_offsets[:-1].copy()  # and the part it is at
+    start_s, own_end_s, end_s = np.empty((3, len(order)))
+    result_s = np.zeros(len(order) + 1)  # when it is where it is needed; behind them the input of first links
+    if ends is not None:
+        meeting = ends.meeting[order]
+        latest_s = np.zeros(len(ends.parties) + 1)  # behind them what is ALONE, not read
+    for wave, (here, members) in enumerate(zip(_slices(bounds), _slices(first[bounds]), strict=True)):
+        who = process[members]
+        ready_s = free_s[who]
         if extras is not None:
-            ready_s += extras.part_wait_s[part[arrived]]
-        np.maximum.at(start_s, operation, ready_s)
-        np.subtract.at(missing, operation, 1)
+            ready_s += extras.part_wait_s[part[who]]
+            part[who] += 1
+        if shared := len(who) > here.stop - here.start:
+            ready_s = np.maximum.reduceat(ready_s, first[here] - members.start)
+        np.maximum(ready_s, result_s[source[here]], out=start_s[here])
+        if feeds:
+            fed = feeds[wave]
+            np.maximum.at(start_s, after[fed], end_s[before[fed]] + hold_s[fed])
+        ends_s = np.add(start_s[here], duration_s[here], out=own_end_s[here])
+        if ends is not None:
+            np.maximum.at(latest_s, meeting[here], ends_s)
+            ends_s = np.where(meeting[here] == ALONE, ends_s, latest_s[meeting[here]])
+        end_s[here] = ends_s
+        np.add(ends_s, delay_s[here], out=result_s[here])
+        free_s[who] = np.repeat(ends_s, sizes[here]) if shared else ends_s
 
-        ready = np.concatenate([operation, fed])
-        ready = ready[missing[ready] == 0]
-        # Each operation once, though several members arrived: the last one to write its place stays.
-        place = np.arange(len(ready))
-        winner[ready] = place
-        ready = ready[winner[ready] == place]
-        ready_end_s = start_s[ready] + duration_s[ready]
-        if arrivals is not None and computed_s is not None:
-            computed_s[ready] = ready_end_s
-            ready, ready_end_s = arrivals.after(ready, ready_end_s)
-        end_s[ready] = ready_end_s
-
-        link = ready // units
-        unit = ready - link * units
-        fed = ready + units
-        inside = fed < len(duration_s)
-        fed = fed[inside]
-        result_s = (ready_end_s + result_delay_s[ready])[inside]
-        start_s[fed] = np.maximum(start_s[fed], result_s)
-        missing[fed] -= 1
-        if extras is not None and len(extras.feeds.before):
-            fed = np.concatenate([fed, _feed(extras, ready, ready_end_s, start_s, missing)])
-
-        sizes = group_size[unit]
-        members = member_ranks[ranges(member_offsets[unit], sizes)]
-        members += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
-        free_s[members] = np.repeat(ready_end_s, sizes)
-        part[members] += 1
-        arrived = members[part[members] < last_part[members]]
-
-    if np.any(part < last_part):
-        raise deadlock_error(program, ~np.isnan(end_s))
-    return start_s, end_s, free_s, computed_s
+    played_s = np.full((3, operations), np.nan)  # NaN: nobody takes part
+    played_s[0] = 0.0
+    played_s[:, order] = start_s, end_s, own_end_s
+    return played_s[0], played_s[1], free_s, None if ends is None else played_s[2]
 
 
-def _feed(extras: Extras, ready: Ints, end_s: Floats, start_s: Floats, missing: Ints) -> Ints:
-    """Tell the operations that wait for the *ready* ones besides the chain; return them."""
-    first = extras.feed_offsets[ready]
-    counts = extras.feed_offsets[ready + 1] - first
-    which = ranges(first, counts)
-    after = extras.feeds.after[which]
-    np.maximum.at(start_s, after, np.repeat(end_s, counts) + extras.feeds.delay_s[which])
-    np.subtract.at(missing, after, 1)
-    return after
+def _slices(bounds: Ints) -> list[slice]:
+    return [slice(one, after) for one, after in pairwise(bounds.tolist())]

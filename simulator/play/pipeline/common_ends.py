@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdpsim.arrays import Floats, Ints, offsets_of, ranges
+from hdpsim.arrays import Ints, offsets_of, ranges
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Entries
 
@@ -62,20 +62,16 @@ class Arrivals:
     """Who has come to the common ends of a step so far."""
 
     def __init__(self, ends: CommonEnds) -> None:
-        self._meeting, self._parties = ends.meeting, ends.parties
-        self._absent, self._latest_s = ends.parties.copy(), np.zeros(len(ends.parties))
+        self._meeting, self._parties, self._absent = ends.meeting, ends.parties, ends.parties.copy()
         self._operations = np.argsort(ends.meeting, kind="stable")[np.count_nonzero(ends.meeting == ALONE) :]
         self._first = offsets_of(ends.parties)
 
-    def after(self, computed: Ints, computed_s: Floats) -> tuple[Ints, Floats]:
-        """Operations that end once these have been *computed*, too, and when."""
+    def after(self, computed: Ints) -> Ints:
+        """Operations that end once these have been *computed*, too."""
         meeting = self._meeting[computed]
         met = meeting != ALONE
         came = meeting[met]
-        np.maximum.at(self._latest_s, came, computed_s[met])
         np.subtract.at(self._absent, came, 1)
         held = np.unique(came[self._absent[came] == 0])
-        parties = self._parties[held]
-        together = self._operations[ranges(self._first[held], parties)]
-        ends_s = np.repeat(self._latest_s[held], parties)
-        return np.concatenate([computed[~met], together]), np.concatenate([computed_s[~met], ends_s])
+        together = self._operations[ranges(self._first[held], self._parties[held])]
+        return np.concatenate([computed[~met], together])

@@ -13,10 +13,10 @@ from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.plan_micro_batches import plain_costs
 from hdpsim.simulator.play.meetings import check_common_slots
-from hdpsim.simulator.play.replay import play
 from hdpsim.simulator.play.shortcuts.equal_ranks import members_in_step
 
 from .program import compile_program
+from .waves import find_waves
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def validate_plan(plan: Plan, sequence_lengths: Ints, stages: int, *, meets: boo
     if stages == 1 and not meets:
         # Common slots, checked above, already exclude a deadlock.
         nothing = np.zeros(plan.micro_batches)
-        play(compile_program(plan, plain_costs(1, nothing, nothing)), np.zeros(1))
+        find_waves(compile_program(plan, plain_costs(1, nothing, nothing)))
 
 
 @promise("order")

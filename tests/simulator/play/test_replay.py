@@ -1,4 +1,5 @@
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from simulator_plans import (
 from hdpsim.errors import DeadlockError
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import WAITS, Execution, Noise
+from hdpsim.simulator.play.pipeline.waves import find_waves
 from hdpsim.simulator.play.replay import run_replay
 
 
@@ -132,6 +134,15 @@ def test_accounts_sum_to_the_step(case: Case):
     execution = run_replay(case.plan, case.costs, case.noise)
     np.testing.assert_allclose(execution.account_s.sum(axis=0), execution.step_s, rtol=1e-9)
     assert execution.account_s.min(initial=0.0) >= -1e-9 * execution.step_s
+
+
+@given(cases())
+def test_waves_that_are_kept_by_slot_play_as_those_found_for_the_plan_do(case: Case):
+    kept = run_replay(case.plan, case.costs, case.noise)
+    with patch("hdpsim.simulator.play.replay.waves_of", find_waves):
+        found = run_replay(case.plan, case.costs, case.noise)
+    assert kept.step_s == found.step_s
+    assert np.array_equal(kept.account_s, found.account_s)
 
 
 @given(cases())
