@@ -35,7 +35,7 @@ Build = Callable[[object, Problems, str, str], Entry | None]
 _FOLDER = Path(__file__).parents[1] / "data"
 _NEVER = re.compile(r"(?!)")
 _NOT_OF_THE_NAME: dict[Kind, re.Pattern[str]] = {
-    "gpu": re.compile(r"(?i)^NVIDIA\b"),  # as drivers say it
+    "gpu": re.compile(r"(?i)^NVIDIA\b|\bAC$"),  # as drivers say it; AC: cooled by air
     "model": re.compile(r"(?i)^\w[\w.-]*/(?=[^/]+$)|(?:[-_ ](?:hf|base|chat|instruct|it|v0\.\d))+$"),
     # as hubs do: owner, tuning; more slashes, or a dot before them, are a path
     "node": _NEVER,
@@ -44,6 +44,7 @@ _NOT_OF_THE_NAME: dict[Kind, re.Pattern[str]] = {
 """What spellings of others have before and after the name."""
 _READ: dict[tuple[Kind, str], Any] = {}
 """Shipped entries that were asked for before."""
+_SXM = re.compile(r"sxm(?:[4-6](?!\dg))?")  # A100SXM480GB, A100SXM80GB
 
 
 def names(kind: Kind) -> tuple[str, ...]:
@@ -247,8 +248,12 @@ def _folded(name: str) -> str:
 
 
 def _in_any_order(name: str) -> str:
-    """The words of a GPU, which sources put in any order: A100 80 GB SXM4, A100-SXM4-80GB."""
-    return "".join(sorted(re.findall(r"[a-z0-9.]+", re.sub(r"(\d) ?gi?b\b", r"\1g", name.casefold()))))
+    """The words of a GPU, which sources put in any order: A100 80 GB SXM4, A100-SXM4-80GB.
+
+    Boards are SXM where no other form is said.
+    """
+    words = _SXM.sub(" ", re.sub(r"(\d) ?gi?b\b", r"\1g", name.casefold()))
+    return " ".join(sorted(re.findall(r"[a-z0-9.]+", words)))
 
 
 def _resolve(kind: Kind, name: str) -> str:

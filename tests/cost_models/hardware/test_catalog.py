@@ -73,8 +73,12 @@ def test_the_words_of_a_gpu_may_come_in_any_order() -> None:
     spellings = {name: name for name in catalog.names("gpu")} | catalog.aliases("gpu")
     for spelling, name in spellings.items():
         assert catalog.gpu(" ".join(reversed(spelling.split("-"))).replace("gb", " GB")).name == name
-    with pytest.raises(CatalogError, match="no gpu 'SXM'"):
-        catalog.gpu("SXM")
+    for board in ("A100-SXM4-80GB", "a100sxm4-80gb", "A100SXM480GB", "A100SXM80GB", "NVIDIA A100 80 GB SXM"):
+        assert catalog.gpu(board).name == "a100-80gb"
+    assert catalog.gpu("NVIDIA B300 SXM6 AC") == catalog.gpu("B300-SXM-288G") == catalog.gpu("b300")
+    for unknown in ("SXM", "A800-SXM4-40GB", "A100-PCIE-40GB"):
+        with pytest.raises(CatalogError, match=f"no gpu '{unknown}'"):
+            catalog.gpu(unknown)
 
 
 def test_the_gpus_of_the_published_records_are_known() -> None:
