@@ -23,7 +23,7 @@ from hdpsim.experiments.bands.features import configuration_key
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so few runs take longer on several cores
 

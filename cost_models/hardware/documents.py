@@ -8,7 +8,7 @@ from typing import Any
 from hdpsim.cost_models.hardware.entries import KEYS
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
-from hdpsim.cost_models.reading.fields import Key
+from hdpsim.cost_models.reading.fields import FieldKey
 from hdpsim.cost_models.reading.units import written_quantity
 from hdpsim.cost_models.reading.values import QUANTITIES
 from hdpsim.cost_models.transformer.model import Model
@@ -83,7 +83,7 @@ def _differences(value: Any, known: Any) -> Document:
         same = usual is not MISSING and found == usual
         if same or found is None or item.name in ("source", *_PARTS):
             continue
-        way = KEYS.get(type(value), {}).get(item.name, Key())
+        way = KEYS.get(type(value), {}).get(item.name, FieldKey())
         written = written_quantity(found, way.kind) if way.kind in QUANTITIES else found
         document[way.name or item.name] = written
     return document

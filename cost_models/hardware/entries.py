@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hdpsim.cost_models.hardware.mixed_cluster import NodeGroup, cluster_of_groups
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.checked import ContradictionError
-from hdpsim.cost_models.reading.fields import Fields, Key
+from hdpsim.cost_models.reading.fields import FieldKey, Fields
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
 from hdpsim.ranges import RANGES
 
@@ -23,39 +23,39 @@ Entry = TypeVar("Entry", Gpu, Node, Fabric, Cluster, LatentAttention, Mamba, Mod
 _DUPLEX_SHARE = 18.5 / 25.9
 
 
-def _rate(name: str) -> Key:
-    return Key(name, "bandwidth")
+def _rate(name: str) -> FieldKey:
+    return FieldKey(name, "bandwidth")
 
 
-def _like(**names: str) -> dict[str, Key]:
+def _like(**names: str) -> dict[str, FieldKey]:
     """The fields of the *names*, whose ranges are called otherwise."""
-    return {field: Key(kind=kind) for kind, fields in names.items() for field in fields.split()}
+    return {field: FieldKey(kind=kind) for kind, fields in names.items() for field in fields.split()}
 
 
-KEYS: dict[type, dict[str, Key]] = {
+KEYS: dict[type, dict[str, FieldKey]] = {
     Gpu: {
-        "bf16_flop_per_s": Key("bf16", "flop_rate"),
-        "fp8_flop_per_s": Key("fp8", "flop_rate"),
-        "fp4_flop_per_s": Key("fp4", "flop_rate"),
-        "hbm_bytes": Key("hbm", "bytes"),
+        "bf16_flop_per_s": FieldKey("bf16", "flop_rate"),
+        "fp8_flop_per_s": FieldKey("fp8", "flop_rate"),
+        "fp4_flop_per_s": FieldKey("fp4", "flop_rate"),
+        "hbm_bytes": FieldKey("hbm", "bytes"),
         "hbm_bytes_per_s": _rate("hbm_bandwidth"),
         "nvlink_bytes_per_s": _rate("nvlink"),
         "host_link_bytes_per_s": _rate("host_link"),
         "host_link_duplex_bytes_per_s": _rate("host_link_duplex"),
-        "tdp_w": Key("tdp", "power"),
-        "idle_w": Key("idle", "power"),
-        "usd_per_hour": Key("price", "money"),
+        "tdp_w": FieldKey("tdp", "power"),
+        "idle_w": FieldKey("idle", "power"),
+        "usd_per_hour": FieldKey("price", "money"),
         **_like(ratio="exponentials matrix_energy"),
     },
     Node: {
         "nic_bytes_per_s": _rate("nic"),
-        "host_memory_bytes": Key("host_memory", "bytes"),
-        "ring_step_s": Key("ring_step", "time"),
+        "host_memory_bytes": FieldKey("host_memory", "bytes"),
+        "ring_step_s": FieldKey("ring_step", "time"),
         **_like(gpus_per_node="gpus", ratio="host_time", server_ratio="server_ratio"),
         **_like(positive_share="nic_efficiency collective_share all_to_all_share"),
     },
     Fabric: {
-        "hop_latency_s": Key("hop_latency", "time"),
+        "hop_latency_s": FieldKey("hop_latency", "time"),
         **_like(oversubscription="leaf_oversubscription spine_oversubscription"),
     },
     Model: _like(

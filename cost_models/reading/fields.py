@@ -49,7 +49,7 @@ class Problems:
             raise ScenarioError(tuple(self.found), source=self._source)
 
 
-class Key(NamedTuple):
+class FieldKey(NamedTuple):
     """How a field stands in a file.
 
     Attributes:
@@ -61,7 +61,7 @@ class Key(NamedTuple):
     kind: str | None = None
 
 
-def field_parser(hint: Any, way: Key, field: str) -> Parser:
+def field_parser(hint: Any, way: FieldKey, field: str) -> Parser:
     """How the value of a *field* with that annotation is read."""
     hint = without_none(hint)
     if get_origin(hint) is not Annotated:
@@ -84,8 +84,8 @@ class Fields:
         self.problems, self.key = problems, key
         self._noted_before = len(problems.found)
         self._taken: list[str] = []
-        self._data: dict[str, Any] = data if isinstance(data, dict) else {}
-        self._taken_all = not isinstance(data, dict)
+        self._data: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+        self._taken_all = not isinstance(data, Mapping)
         if self._taken_all:
             problems.add(key, f"must be a mapping (key: value), got {shown(data)}")
 
@@ -173,13 +173,17 @@ class Fields:
         """The nested mapping under *name*."""
         return Fields(self.raw(name, {}), self.problems, self.dotted(name))
 
-    def values_of(self, kind: type, keys: Mapping[str, Key], given: Container[str] = ()) -> dict[str, Any]:
+    def values_of(
+        self, kind: type, keys: Mapping[str, FieldKey], given: Container[str] = ()
+    ) -> dict[str, Any]:
         """The values of a dataclass's fields, but of those that are *given*, by their annotations and *keys*."""
         hints = _hints(kind)
         others = (item for item in dataclasses.fields(kind) if item.name not in given)
-        return {item.name: self._value(item, hints[item.name], keys.get(item.name, Key())) for item in others}
+        return {
+            item.name: self._value(item, hints[item.name], keys.get(item.name, FieldKey())) for item in others
+        }
 
-    def _value(self, item: dataclasses.Field[Any], hint: Any, way: Key) -> Any:
+    def _value(self, item: dataclasses.Field[Any], hint: Any, way: FieldKey) -> Any:
         """The value of one field; where there may be none, 0 says so."""
         name, parse = way.name or item.name, field_parser(hint, way, item.name)
         if NoneType not in get_args(hint):

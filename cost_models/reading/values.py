@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hdpsim.cost_models.reading.checked import Text
 from hdpsim.cost_models.reading.units import parse_quantity, quantity_pattern, unit_names, written_quantity
-from hdpsim.errors import QuantityError
+from hdpsim.errors import QuantityError, UserInputError
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES, Range
 
@@ -43,6 +43,14 @@ class Parser:
     def __call__(self, value: object) -> Any:
         """What *value* means; raises ValueError with what is allowed."""
         return self.read(value)
+
+
+def read_at(where: str, value: object, parse: Callable[[object], Any]) -> Any:
+    """What *parse* makes of a value; raises UserInputError that begins with *where* it stands."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UserInputError(f"{where}: {error}") from None
 
 
 def range_schema(allowed: Range) -> dict[str, object]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hdpsim import __version__
+from hdpsim.cost_models.reading.values import choice, read_at
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.other_tools.setups import is_dynamic, setup_facts, shown_facts, usual_facts
 from hdpsim.experiments.other_tools.table import Tool, tool
@@ -17,7 +18,7 @@ from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.scenario.scenario import Scenario
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.values import Batch
-from hdpsim.quoting import did_you_mean, quoted
+from hdpsim.quoting import quoted
 from hdpsim.simulator.setup import Setup
 
 TARGETS = ("megatron-core", "megatron-bridge", "torchtitan")
@@ -66,11 +67,7 @@ def flags(
         UserInputError: no such target or spelling.
         InfeasibleError: the model is a hybrid.
     """
-    if target not in TARGETS:
-        raise UserInputError(
-            f"{quoted(target)} is not one of {', '.join(TARGETS)}{did_you_mean(target, TARGETS)}"
-        )
-    table = tool(target)
+    table = tool(read_at("target", target, choice(TARGETS)))
     if spelling and spelling not in table.spellings:
         known = ", ".join(table.spellings) or "none"
         raise UserInputError(f"{target} has no other spelling {quoted(spelling)}; known: {known}")

@@ -24,7 +24,7 @@ from hdpsim.errors import HdpSimError, UserInputError
 from hdpsim.experiments.output.files.csv import read_cell, read_rows
 from hdpsim.experiments.scenario.schema import KEYS, now_called
 from hdpsim.experiments.software.model_of_run import is_model_file, model_of_file
-from hdpsim.experiments.software.seen_columns import (
+from hdpsim.experiments.software.run_config import (
     Precision,
     Recompute,
     RematPolicy,

@@ -12,7 +12,7 @@ from hdpsim.experiments.records.memory import fits
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.model_of_run import named_model
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import SHAPE, RematPolicy, RunConfig
+from hdpsim.experiments.software.run_config import SHAPE, RematPolicy, RunConfig
 
 _EXPERTS = ("n_experts", "topk", "shared_expert_ffn")
 _BATCH_OF_A_RANK = re.compile(r"(?i)(?:local batch(?: size)?|batch size per DP(?: rank)?) (\d+)\b")

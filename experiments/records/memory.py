@@ -8,7 +8,7 @@ from functools import partial
 from hdpsim.cost_models.memory.peak import MemoryReport
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.setup import Gauge, PreparedRun, layout_cp, prepare
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.step_memory import memory_of
 
 GIGABYTE = 1e9  # peak_mem_gb is decimal: the README of the records

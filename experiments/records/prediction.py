@@ -19,7 +19,7 @@ from hdpsim.experiments.records.memory import MemoryPrediction, predict_memory
 from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.planning import plan_batch, planning_problem
 from hdpsim.simulator.playing import play_plan

@@ -21,7 +21,7 @@ from hdpsim.experiments.records.switches import Switches, switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.model_of_run import model_of
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.ranges import RANGES
 from hdpsim.simulator.setup import MemoryOptions, Setup, StrategyOptions
 

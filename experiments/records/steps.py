@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdpsim.cost_models.reading.values import boolean, integer, read_at
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -65,11 +66,8 @@ class MeasuredStep:
         value = self.columns.get(column)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserInputError(
-                f"{self.where}: {column}: expected a whole number of at least 1, got {quoted(value)}"
-            )
-        return value
+        whole: int = read_at(f"{self.where}: {column}", value, integer(RANGES["count"].from_least(1)))
+        return whole
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
@@ -97,15 +95,12 @@ def _step(where: str, line: str) -> MeasuredStep:
     if not isinstance(values, dict):
         raise UserInputError(f"{where}: expected an object of columns, got {quoted(values)}")
     packs, packed = _documents(where, values)
-    clean = values.get("clean", True)
-    if not isinstance(clean, bool):
-        raise UserInputError(f"{where}: clean: expected true or false, got {quoted(clean)}")
     return MeasuredStep(
         where=where,
         packs=packs,
         packed=packed,
         measured_s=_time_s(where, values),
-        clean=clean,
+        clean=read_at(f"{where}: clean", values.get("clean", True), boolean),
         columns={name: value for name, value in values.items() if name not in DOCUMENTS},
     )
 

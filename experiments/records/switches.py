@@ -21,7 +21,7 @@ from hdpsim.experiments.software.rules import (
     setting_of,
     words_of,
 )
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 _OF_THE_CATALOG = ("qk_norm", "expert_biases", "clamped_activation")
 

@@ -11,7 +11,7 @@ from hdpsim.cost_models.calibration.calibration import calibration_names
 from hdpsim.cost_models.hardware import catalog, entries
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, Gpu, Node
 from hdpsim.cost_models.reading.field_docstrings import field_words
-from hdpsim.cost_models.reading.fields import Key, field_parser
+from hdpsim.cost_models.reading.fields import FieldKey, field_parser
 from hdpsim.cost_models.reading.values import QUANTITIES, range_schema, text, without_none
 from hdpsim.cost_models.reliability.failures import failure_profile_names
 from hdpsim.cost_models.transformer.model import LatentAttention, Mamba, Model
@@ -139,13 +139,13 @@ def _entry(name: str, kind: type) -> Schema:
 
 
 def _fields_of(kind: type) -> Iterator[tuple[str, str, Schema]]:
-    """Key, field and schema of everything that an entry of the catalog may have."""
+    """FieldKey, field and schema of everything that an entry of the catalog may have."""
     hints = get_type_hints(kind, include_extras=True)
     parts = {part: name for name, part in _ENTRIES.items()}
     for item in fields(kind):
         if item.name in ("name", "source", "price_source"):
             continue
-        way = entries.KEYS.get(kind, {}).get(item.name, Key())
+        way = entries.KEYS.get(kind, {}).get(item.name, FieldKey())
         key, hint = way.name or item.name, hints[item.name]
         part = parts.get(without_none(hint))
         if part is not None:

@@ -16,7 +16,7 @@ from hdpsim.experiments.scenario.schema import KEYS, section_of
 from hdpsim.experiments.software.choice import Software, read_software
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import Setting, fields_set, setting_of, switches
-from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
+from hdpsim.experiments.software.run_config import SHAPE, RunConfig
 from hdpsim.simulator.settings import FIELDS
 
 _CHANGES_NOTHING = "changes nothing: the scenario writes every key that it sets"

@@ -14,7 +14,7 @@ from hdpsim.cost_models.transformer.layers import Matrix, layer_matrices
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError
 from hdpsim.experiments.software.model_of_run import known_model, latent_model, named_model
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 INTERLEAVED_YEAR = 2021  # the schedule's own: arXiv 2104.04473
 MICRO_BATCHES_PER_STAGE = 2  # (p - 1) / (m + p - 1) is then a third

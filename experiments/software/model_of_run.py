@@ -9,7 +9,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import CatalogError, InfeasibleError
-from hdpsim.experiments.software.seen_columns import SHAPE, RunConfig
+from hdpsim.experiments.software.run_config import SHAPE, RunConfig
 from hdpsim.quoting import quoted
 
 GPT2_VOCABULARY = 51_200  # 50,257 tokens of GPT-2, padded as Megatron-LM does for tp 8

@@ -25,11 +25,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hdpsim.cost_models.reading.fields import Problems
+from hdpsim.cost_models.reading.fields import Fields, Problems
 from hdpsim.cost_models.reading.shipped import given_or_shipped, shipped
+from hdpsim.cost_models.reading.values import choice, shown
 from hdpsim.experiments.scenario.overrides import rivals
 from hdpsim.experiments.scenario.schema import KEYS, read_keys
-from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.yaml_loader import load_document
 
 MOST_CELLS = 50_000
@@ -109,12 +109,9 @@ def load_sweep(source: str | Path | Mapping[str, object]) -> Sweep:
 
 def _read_sweep(document: object, problems: Problems, folder: Path, name: str, source: str) -> Sweep:
     data: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
-    if not isinstance(document, Mapping):
-        problems.add("", "a sweep is a mapping with the keys base and at least one of grid, zip, list")
-    for key in data:
-        if key not in _TOP:
-            hint = did_you_mean(str(key), _TOP)
-            problems.add(key, f"is not a known key{hint}; allowed: {', '.join(_TOP)}")
+    fields = Fields(document, problems)
+    fields.take(*_TOP)
+    fields.finish()
     reader = _Reader(problems, folder)
     base = data.get("base")
     if isinstance(document, Mapping) and not (isinstance(base, str | Mapping) and base):
@@ -127,8 +124,8 @@ def _read_sweep(document: object, problems: Problems, folder: Path, name: str, s
     _check_overlap(fixed, axes, problems)
     plot = _read_plot(data.get("plot"), axes, problems)
     sweep = Sweep(
-        name=_text(data, "name", name, problems),
-        description=_text(data, "description", "", problems),
+        name=fields.text("name", default=name),
+        description=fields.text("description", default=""),
         base=base if isinstance(base, str | Mapping) else "",
         fixed=fixed,
         axes=axes,
@@ -206,7 +203,7 @@ class _Reader:
 
     def _values(self, key: str, data: object, where: str) -> Sequence[Value]:
         if not isinstance(data, list) or not data:
-            self._problems.add(where, f"expected a list of values such as [1, 2, 4], got {_shown(data)}")
+            self._problems.add(where, f"expected a list of values such as [1, 2, 4], got {shown(data)}")
             return ()
         return [self._value(key, value, where) for value in data]
 
@@ -225,7 +222,7 @@ class _Reader:
     def _value(self, key: str, value: object, where: str) -> Value:
         """One change, checked on its own as in a scenario file."""
         if isinstance(value, Mapping | list):
-            self._problems.add(where, f"expected one value, got {_shown(value)}; write dotted keys")
+            self._problems.add(where, f"expected one value, got {shown(value)}; write dotted keys")
             return key, None
         text = _complaint(key, value)
         if text:
@@ -264,40 +261,11 @@ def _check_overlap(fixed: Point, axes: Sequence[Axis], problems: Problems) -> No
 
 
 def _read_plot(data: object, axes: Sequence[Axis], problems: Problems) -> dict[str, str]:
-    if data is None:
-        return {}
-    if not isinstance(data, Mapping):
-        problems.add("plot", f"expected a mapping of {', '.join(_PLOT)} to keys of the axes")
-        return {}
-    known = [key for axis in axes for key in axis.keys]
-    chosen: dict[str, str] = {}
-    for place, key in data.items():
-        if place not in _PLOT:
-            hint = did_you_mean(str(place), _PLOT)
-            problems.add(f"plot.{place}", f"is not a known key{hint}; allowed: {', '.join(_PLOT)}")
-        elif key not in known:
-            hint = did_you_mean(str(key), known)
-            problems.add(
-                f"plot.{place}", f"{_shown(key)} is not on an axis{hint}; there are {', '.join(known)}"
-            )
-        elif key in chosen.values():
+    fields, keys = Fields(data or {}, problems, "plot"), tuple(key for axis in axes for key in axis.keys)
+    given = {place: fields.value(place, choice(keys), None) for place in _PLOT}
+    fields.finish()
+    chosen = {place: key for place, key in given.items() if key}
+    for place, key in chosen.items():
+        if list(chosen.values()).count(key) > 1:
             problems.add(f"plot.{place}", f"{key} is used twice")
-        else:
-            chosen[str(place)] = str(key)
     return chosen
-
-
-def _text(data: Mapping[str, Any], key: str, default: str, problems: Problems) -> str:
-    value = data.get(key, default)
-    if not isinstance(value, str):
-        problems.add(key, f"expected a text, got {_shown(value)}")
-        return default
-    return value
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list):
-        return "an empty list" if not value else "a list"
-    return "nothing" if value is None else quoted(value)

@@ -25,7 +25,7 @@ from dataclasses import replace
 from hdpsim.experiments.records.columns import Record
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, name_of_stack, setting_of, switches
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 _OF_THE_MODEL = re.compile(
     r"(?i)\blayers?\b.*\bdense\b|\bdense_layers=|\bdense\b.*\bffn\b|\bMoE every\b|\bchunked attention\b|\bsliding\b|"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from hdpsim.cost_models.reading.values import choice, integer, read_at
 from hdpsim.errors import InfeasibleError, QuantityError, UserInputError
 from hdpsim.experiments.scenario.overrides import GivenOverrides, override_texts
 from hdpsim.experiments.verbs.result import Result
 from hdpsim.experiments.verbs.values import check_whole_number
-from hdpsim.quoting import quoted
+from hdpsim.ranges import Range
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import ScenarioSource
@@ -104,17 +105,13 @@ def flows(
     from hdpsim.experiments.scenario.references import cluster_of_size
     from hdpsim.experiments.studies.links.patterns import try_pattern
 
-    if pattern not in get_args(Pattern):
-        raise UserInputError(
-            f"pattern must be one of {', '.join(get_args(Pattern))}, got {quoted(str(pattern))}"
-        )
+    read_at("pattern", pattern, choice(get_args(Pattern)))
     for name, value in (("gpus", gpus), ("group", group)):
         check_whole_number(name, value, "gpus")
     if pattern == "permutation" and group is not None:
         raise UserInputError("--group: a permutation has no groups: every GPU sends to one other")
     check_whole_number("seed", seed, "seed")
-    if top not in range(1, 1001):
-        raise UserInputError(f"top must be a whole number from 1 to 1000, got {top}")
+    read_at("top", top, integer(Range(1, 1000)))
     cluster, network = named_cluster(source, override_texts(overrides), flows=True)
     if gpus is not None:
         cluster = cluster_of_size(cluster, gpus)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from hdpsim.cost_models.reading.values import choice, integer, read_at
 from hdpsim.errors import HdpSimError, InfeasibleError, OwnPlanError, StrategyError, UserInputError
 from hdpsim.experiments.scenario.overrides import RIVALS, GivenOverrides, override_texts, parse_override
 from hdpsim.experiments.scenario.scenario import ScenarioSource, load_scenario
@@ -25,6 +26,7 @@ from hdpsim.experiments.verbs.values import (
     strategy_names,
     tokens_of,
 )
+from hdpsim.ranges import Range
 
 if TYPE_CHECKING:
     from hdpsim.experiments.sweeps.run import SweepRun
@@ -92,11 +94,8 @@ def plan(
     from hdpsim.experiments.planning.search.search import search
     from hdpsim.experiments.planning.search.space import space_of
 
-    if objective not in get_args(Objective):
-        allowed = ", ".join(get_args(Objective))
-        raise UserInputError(f"objective must be one of {allowed}, got {objective!r}")
-    if top not in range(1, 101):
-        raise UserInputError(f"top must be a whole number from 1 to 100, got {top}")
+    read_at("objective", objective, choice(get_args(Objective)))
+    read_at("top", top, integer(Range(1, 100)))
     check_whole_number("workers", workers, "workers")
     changes, target = override_texts(overrides), tokens_of(tokens)
     counts, types = counts_of(gpus) if gpus else (), names_of("--gpu", gpu_types) if gpu_types else ()

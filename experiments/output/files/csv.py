@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hdpsim.cost_models.reading.values import read_at
 from hdpsim.errors import UserInputError
 from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
 from hdpsim.reading import read_bytes
@@ -88,10 +89,7 @@ def read_rows(
 def read_cell(where: str, column: str, text: str, parse: Callable[[object], Any]) -> Any:
     """What a cell says, which *parse* takes as a number where it is one; raises UserInputError with its place."""
     number = as_number(text)
-    try:
-        return parse(text if math.isnan(number) else number)
-    except ValueError as error:
-        raise UserInputError(f"{where}: {column}: {error}") from None
+    return read_at(f"{where}: {column}", text if math.isnan(number) else number, parse)
 
 
 def as_number(text: str) -> float:

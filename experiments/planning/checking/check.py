@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedScenario:
     """All that was found out about a scenario.
 
     Attributes:
@@ -92,7 +92,7 @@ def check(
     batches: int | None = None,
     report: Report = silent,
     checks: Sequence[Check] = CHECKS,
-) -> Checked:
+) -> CheckedScenario:
     """Look for everything in the table of checks, and simulate the remedies.
 
     Raises:
@@ -114,7 +114,7 @@ def check(
     findings.sort(key=lambda finding: -finding.seconds)
     together, gain_s = _together(trials, findings)
     report(len(checks) + 1, len(checks) + 1)
-    return Checked(
+    return CheckedScenario(
         trials=trials,
         findings=(*findings, *_without_effect(observed)),
         together=together,

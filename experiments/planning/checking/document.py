@@ -18,7 +18,7 @@ from .check import WITHOUT_EFFECT
 if TYPE_CHECKING:
     from hdpsim.cost_models.memory.peak import MemoryReport
 
-    from .check import Checked, Finding
+    from .check import CheckedScenario, Finding
 
 MOST_STAGES = 4
 """Rows of the table of memory."""
@@ -26,7 +26,7 @@ MOST_STAGES = 4
 _GIB = 2.0**30
 
 
-def check_document(checked: Checked, tokens: float | None = None) -> Document:
+def check_document(checked: CheckedScenario, tokens: float | None = None) -> Document:
     """Everything about what was found; money of *tokens*, too, where so many are to be trained on."""
     scenario = checked.trials.scenario
     spent = _Money(checked, tokens)
@@ -80,7 +80,7 @@ def check_document(checked: Checked, tokens: float | None = None) -> Document:
 class _Money:
     """What seconds of a step cost."""
 
-    def __init__(self, checked: Checked, tokens: float | None) -> None:
+    def __init__(self, checked: CheckedScenario, tokens: float | None) -> None:
         base, scenario = checked.trials.base, checked.trials.scenario
         cluster = scenario.cluster
         self.price, self.tokens = price_of(cluster.gpu, scenario.costs), tokens
@@ -141,7 +141,7 @@ def _set(change: tuple[str, ...]) -> str:
     return " ".join(f"--set {text}" for text in texts)
 
 
-def _together_words(checked: Checked, spent: _Money) -> str:
+def _together_words(checked: CheckedScenario, spent: _Money) -> str:
     gain_s, step_s = checked.together_gain_s, checked.trials.base.step_s.mean
     if gain_s is None:
         return "No change of the job's own settings that was tried makes a step faster."
@@ -152,7 +152,7 @@ def _together_words(checked: Checked, spent: _Money) -> str:
     )
 
 
-def _table(checked: Checked, spent: _Money) -> Table[Finding]:
+def _table(checked: CheckedScenario, spent: _Money) -> Table[Finding]:
     """The table of all findings; people see those that waste something."""
     base = checked.trials.base
 
@@ -185,7 +185,7 @@ def _table(checked: Checked, spent: _Money) -> Table[Finding]:
     return Table(title=title, columns=columns, rows=checked.findings)
 
 
-def _memory(checked: Checked) -> list[MemoryReport]:
+def _memory(checked: CheckedScenario) -> list[MemoryReport]:
     """Memory of every stage, for the batch that needs most."""
     base = checked.trials.base
     assert base.setup is not None
@@ -194,7 +194,7 @@ def _memory(checked: Checked) -> list[MemoryReport]:
     return [plan_memory(base.setup, fullest.plan, stage) for stage in stages]
 
 
-def _memory_table(checked: Checked) -> Table[list[MemoryReport]]:
+def _memory_table(checked: CheckedScenario) -> Table[list[MemoryReport]]:
     """Memory by stage, those in a row that are alike as one."""
     alike: dict[tuple[float, ...], list[MemoryReport]] = {}
     for report in _memory(checked):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
-from hdpsim.cost_models.reading.fields import Key
+from hdpsim.cost_models.reading.fields import FieldKey
 from hdpsim.cost_models.reading.units import written_quantity
 from hdpsim.cost_models.reading.values import QUANTITIES
 from hdpsim.errors import InfeasibleError, UserInputError
@@ -142,7 +142,7 @@ def _hardware(scenario: Scenario) -> Iterator[Input]:
             part = getattr(part, name)
         hints = get_type_hints(type(part), include_extras=True)
         for name, value in _numbers(part):
-            way = HARDWARE_KEYS[type(part)].get(name, Key())
+            way = HARDWARE_KEYS[type(part)].get(name, FieldKey())
             if name != "usd_per_hour" and _measured(hints[name]):
                 dimension = way.kind if way.kind in QUANTITIES else ""
                 write = partial(written_quantity, dimension=dimension)

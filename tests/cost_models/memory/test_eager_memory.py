@@ -24,7 +24,7 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters, stage_contents, stage_layers
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import overheads_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 LLAMA = Model(
     name="llama", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,

@@ -24,7 +24,7 @@ from hdpsim.experiments.bands.residuals import (
 )
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.scenario.scenario import load_scenario, resolve_scenario
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import is_plain, plain
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.checking import trials as of_trials
-from hdpsim.experiments.planning.checking.check import WITHOUT_EFFECT, Checked, Finding, check
+from hdpsim.experiments.planning.checking.check import WITHOUT_EFFECT, CheckedScenario, Finding, check
 from hdpsim.experiments.planning.checking.checks import CHECKS, Check
 from hdpsim.experiments.planning.checking.document import check_document
 from hdpsim.experiments.planning.checking.trials import Trials, overrides_of
@@ -38,7 +38,7 @@ def small(*overrides: str, layout: Mapping[str, object] | None = None, **section
     return resolve_scenario(document, overrides=overrides)
 
 
-def only(scenario: Scenario, *names: str) -> Checked:
+def only(scenario: Scenario, *names: str) -> CheckedScenario:
     """The result of some checks alone."""
     return check(scenario, checks=[one for one in CHECKS if one.name in names])
 

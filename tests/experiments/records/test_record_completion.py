@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hdpsim.experiments.records.prediction import predict
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 RUN = RunConfig(
     gpu="h100", n_gpus=16, gpus_per_node=8, model_name="small", layers=8, hidden=2048, ffn_hidden=8192, heads=16,

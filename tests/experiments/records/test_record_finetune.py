@@ -10,7 +10,7 @@ from hdpsim.experiments.records.setup import prepare, virtual_stages
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run, interleaves
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.planning import plan_batch
 
 

@@ -9,7 +9,7 @@ import pytest
 from hdpsim.experiments.records.setup import collective_share, nic_gbps
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 
 @pytest.mark.parametrize(

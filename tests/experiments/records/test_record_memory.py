@@ -12,7 +12,7 @@ from hdpsim.experiments.records.memory import predict_memory
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import overheads_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 
 def _config(**changes: object) -> RunConfig:

@@ -14,7 +14,7 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.software.choice import software_names
-from hdpsim.experiments.software.seen_columns import SHAPE, Precision, Recompute, RunConfig, Sharding, Task
+from hdpsim.experiments.software.run_config import SHAPE, Precision, Recompute, RunConfig, Sharding, Task
 
 RUN = RunConfig(
     gpu="h100", n_gpus=16, gpus_per_node=8, year=2024, framework="NeMo", model_name="llama-3-8b", layers=8,

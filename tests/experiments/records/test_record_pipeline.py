@@ -13,7 +13,7 @@ from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.records.setup import blocked, schedule_of, virtual_stages
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from hdpsim.experiments.records.switches import switches_of
 from hdpsim.experiments.software.facts import Run
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 MIXTURE: dict[str, Any] = {
     "gpu": "H100-SXM-80G", "n_gpus": 64, "gpus_per_node": 8, "layers": 32, "hidden": 4096, "ffn_hidden": 14336,

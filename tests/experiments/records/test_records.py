@@ -22,7 +22,7 @@ from hdpsim.experiments.records.columns import (
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import convention_of, predict, predict_step
 from hdpsim.experiments.records.setup import prepare
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.step import simulate_step
 
 ROW = {

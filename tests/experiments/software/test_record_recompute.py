@@ -8,7 +8,7 @@ import pytest
 
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
-from hdpsim.experiments.software.seen_columns import RematPolicy, RunConfig
+from hdpsim.experiments.software.run_config import RematPolicy, RunConfig
 
 SHAPE = {"hidden": 4, "heads": 2, "kv_heads": 1, "ffn_hidden": 8, "gated_mlp": True}
 """Products of 16 (queries), 8, 8, 16 (output), 32 (gate), 32, 32 (down): 144 in all."""

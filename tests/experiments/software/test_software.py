@@ -35,7 +35,7 @@ from hdpsim.experiments.software.rules import (
     switches,
     usual_release,
 )
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.experiments.validation.views import plain
 from hdpsim.simulator.step import simulate_step
 

@@ -19,7 +19,7 @@ from hdpsim.experiments.records.prediction import measured_step_s, predict_step
 from hdpsim.experiments.records.setup import prepare
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of, stacks
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 
 RECORDS_OF_A_SOURCE = 14
 MAY_RISE = 0.005

@@ -15,7 +15,7 @@ from hdpsim.experiments.records.setup import PreparedRun, prepare
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.software.choice import read_software
 from hdpsim.experiments.software.rules import stacks
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.step import simulate_step
 
 RELEASES = [

@@ -98,7 +98,7 @@ plot: {x: nonsense}
     ("text", "message"),
     [
         ("base: quickstart-8gpu", "nothing to sweep"),
-        ("[1]", "a sweep is a mapping"),
+        ("[1]", "must be a mapping"),
         ("grid: {layout.tp: [1]}", "base: is required"),
         ("base: quickstart-8gpu\ngrid: {data.seed: [" + ",".join(map(str, range(300))) + "], "
          "execution.seed: [" + ",".join(map(str, range(300))) + "]}", "90,000 cells"),

@@ -14,7 +14,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import deciding_rules, setting_of, usual_release
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.experiments.validation.run import run
 from hdpsim.experiments.validation.views import plain, rules_of_families
 from hdpsim.experiments.verbs.measurements import validate

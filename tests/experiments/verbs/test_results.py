@@ -148,12 +148,12 @@ def test_wrong_values_say_what_is_allowed() -> None:
         "--gpu contradicts --set cluster.node.nic": lambda: hdpsim.recommend(
             QUICK, "1B tokens in 1 days", {"cluster.node.nic": "100Gbps"}, gpu_types="h100"
         ),
-        "objective must be one of": lambda: hdpsim.plan(QUICK, objective="fame"),  # type: ignore[arg-type]
-        "top must be": lambda: hdpsim.plan(QUICK, top=0),
+        "objective: .fame. is not one of": lambda: hdpsim.plan(QUICK, objective="fame"),  # type: ignore[arg-type]
+        "top: expected a whole number": lambda: hdpsim.plan(QUICK, top=0),
         "confidence must be": lambda: hdpsim.recommend(QUICK, "1B tokens in 1 days", confidence=2),
         "headroom": lambda: hdpsim.plan(QUICK, headroom=1.5),
         "--until-ci: expected a share": lambda: hdpsim.replay(QUICK, until=2),
-        "pattern must be one of": lambda: hdpsim.flows(QUICK, pattern="all"),  # type: ignore[arg-type]
+        "pattern: .all. is not one of": lambda: hdpsim.flows(QUICK, pattern="all"),  # type: ignore[arg-type]
         "at least one change": lambda: hdpsim.whatif(QUICK),
         "--tornado goes without": lambda: hdpsim.whatif(QUICK, {"layout.tp": 1}, tornado="10%"),
         "either --duration or --tokens": lambda: hdpsim.campaign(QUICK, duration="1d", tokens="1B"),

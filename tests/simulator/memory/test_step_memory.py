@@ -14,7 +14,7 @@ from hdpsim.cost_models.memory.peak import refill_s
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import overheads_of
-from hdpsim.experiments.software.seen_columns import RunConfig
+from hdpsim.experiments.software.run_config import RunConfig
 from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.step_memory import capacity_tokens, memory_of
