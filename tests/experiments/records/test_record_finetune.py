@@ -71,6 +71,7 @@ def test_a_recipe_interleaves_and_its_transfers_run_beside_compute() -> None:
         ({"framework": "Megatron-Bridge 26.06"}, 23),
         ({"framework": "NeMo/Megatron-Core (MLPerf v5.0)"}, 1),
         ({"framework": "ArcticTraining"}, 1),
+        ({"framework": "NeMo AutoModel"}, 1),
         ({"task": "pretrain"}, 1),
     ],
 )
@@ -260,6 +261,7 @@ def test_graphs_of_the_benchmark(
         ({"task": "lora", "notes": "LoRA rank 32"}, 32, "qkv"),
         ({"task": "lora", "notes": "LoRA rank 8, all linear layers"}, 8, "all"),
         ({"task": "lora", "framework": "NeMo/Megatron-Core (MLPerf v4.0)"}, 16, "attention"),
+        ({"task": "lora", "framework": "NeMo AutoModel"}, 16, "all"),
         ({"task": "sft"}, 0, "attention"),
     ],
 )
