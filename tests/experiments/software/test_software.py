@@ -458,12 +458,18 @@ def test_a_framework_that_no_rule_knows_is_said() -> None:
         ("PyTorch FSDP1", 2023, "", "attention_kernel", "flash1"),
         ("NeMo", 2023, "", "attention_kernel", "flash2"),
         ("BioNeMo", 2023, "", "attention_kernel", "flash1"),
+        ("Megatron-LM", 2024, "moe_grouped_gemm false", "expert_kernels", "modules"),
+        ("Megatron-Core", 2025, "moe_grouped_gemm true", "expert_kernels", "separate"),
     ],
 )
 def test_what_a_stack_of_a_year_does(
     framework: str, year: int, notes: str, switch: str, value: object
 ) -> None:
-    run = Run(RunConfig(gpu="a100", framework=framework, year=year, notes=notes, zero_stage="zero1", dp=8))
+    experts = 8 * (switch == "expert_kernels")
+    config = RunConfig(
+        gpu="a100", framework=framework, year=year, notes=notes, zero_stage="zero1", dp=8, n_experts=experts
+    )
+    run = Run(config)
     found = setting_of(run, switch)
     assert (found and found.value) == value
 
