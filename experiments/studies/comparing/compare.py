@@ -377,7 +377,10 @@ def compare(
             if outcome.error is not None:
                 raise outcome.error
         reasons = "\n".join(f"  {outcome.strategy}: {outcome.reason}" for outcome in outcomes)
-        raise InfeasibleError(f"no strategy can run this scenario:\n{reasons}")
+        raise InfeasibleError(
+            f"no strategy can run this scenario:\n{reasons}\n"
+            "`hdpsim check` looks for the nearest change that makes it run"
+        )
     found = other = None
     if baseline and "static" in strategies:
         place = list(strategies).index("static")
