@@ -113,6 +113,18 @@ class TestMegatron:
         assert found.document["data"]["batch"] == "4 sequences"  # one for each of 8 / 2 groups
 
     @pytest.mark.parametrize(
+        ("more", "kept"),
+        [
+            ("--exp-avg-dtype fp16 --exp-avg-sq-dtype bf16", 8),
+            ("--exp-avg-dtype fp32 --exp-avg-sq-dtype bf16", 10),
+            ("--exp-avg-dtype fp32", 12),
+        ],
+    )
+    def test_moments_of_adam_have_two_or_four_bytes(self, tmp_path: Path, more: str, kept: int) -> None:
+        found = imported(tmp_path, FLAGS + f"--micro-batch-size 1\n--use-precision-aware-optimizer\n{more}\n")
+        assert found.document["layout"]["optimizer_bytes"] == kept  # and a 32-bit weight of 4
+
+    @pytest.mark.parametrize(
         ("more", "words"),
         [
             ("--fp16", "contradict each other"),
