@@ -136,3 +136,18 @@ def test_no_words_of_a_cut_stop_a_record_from_being_read(cut: str) -> None:
     record = RunConfig(gpu="h100", notes=f"pp_layout E{cut}tL")
     found = setting_of(Run(record), "pipeline_layout")
     assert found is None or isinstance(found.value, str)
+
+
+@pytest.mark.parametrize(
+    ("stated", "held"),
+    [
+        ({"framework": "torchtitan", "year": 2025}, True),
+        ({"framework": "NeMo AutoModel", "year": 2025}, True),
+        ({"framework": "torchtitan", "year": 2026}, False),  # asynchronous since
+        ({"framework": "torchtitan", "year": 2025, "pp": 1}, False),
+        ({"framework": "torchtitan (ZB-V)", "year": 2025}, False),
+    ],
+)
+def test_transfers_of_pytorchs_schedules_hold_both_stages(stated: dict[str, Any], held: bool) -> None:
+    found = setting_of(Run(RunConfig(gpu="h100", **{"pp": 4, **stated})), "pp_overlap")
+    assert (found is not None and found.value is False) is held
