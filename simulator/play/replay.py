@@ -161,9 +161,10 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
         feeds = _slices(np.searchsorted(after, bounds))
 
     free_s = np.repeat(opening_s, program.ranks)  # of each process: when it got there
-    part = program.part_offsets[:-1].copy()  # and the part it is at
     start_s, own_end_s, end_s = np.empty((3, len(order)))
     result_s = np.zeros(len(order) + 1)  # when it is where it is needed; behind them the input of first links
+    if extras is not None:
+        part = program.part_offsets[:-1].copy()  # of each process: the one it is at
     if ends is not None:
         meeting = ends.meeting[order]
         latest_s = np.zeros(len(ends.parties) + 1)  # behind them what is ALONE, not read

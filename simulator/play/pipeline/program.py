@@ -12,7 +12,10 @@ is one entry of the part_* arrays; the members of a dynamic group take part in t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +32,13 @@ from .common_ends import CommonEnds
 from .durations import Durations
 from .extras import Extras, make_extras
 from .parts import Parts, pipeline_parts
+
+
+class UnitOrder(NamedTuple):
+    """What Parts say, where a micro-batch is one operation."""
+
+    operation: Ints
+    offsets: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +58,8 @@ class Program:
     """What each operation waits for: its members, one for its predecessor in the chain and one for each feed."""
     result_delay_s: Floats
     """By operation: from its end to the arrival of its result at the next one of its chain."""
-    part_operation: Ints
-    """Operations by process, in the order in which the process runs them."""
-    part_offsets: Ints
-    """[processes + 1]: where each process starts in the part_* arrays."""
+    order: Callable[[], UnitOrder | Parts]
+    """What each process runs; found when somebody asks, once: few schedules need it to play a step."""
     part_own_s: Floats | None
     """The duration each part would have without slower members; None = operation_s."""
     unit_entries: Ints
@@ -64,6 +72,16 @@ class Program:
     """Of ranks that meet in every layer: whose meetings the units are."""
     given: tuple[Plan, StepCosts, Noise | None] | None = None
     """With meetings: the plan as it was given, its costs and noise."""
+
+    @property
+    def part_operation(self) -> Ints:
+        """Operations by process, in the order in which the process runs them."""
+        return self.order().operation
+
+    @property
+    def part_offsets(self) -> Ints:
+        """[processes + 1]: where each process starts in the part_* arrays."""
+        return self.order().offsets
 
     @property
     def ranks(self) -> int:
@@ -83,7 +101,7 @@ class Program:
     @property
     def processes(self) -> int:
         """Stages of all ranks."""
-        return len(self.part_offsets) - 1
+        return self.stages * self.ranks
 
     @property
     def opening_s(self) -> Floats:
@@ -123,24 +141,24 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
     forward_s, backward_s, _ = times.slowest
     parties = (plan.group_size + (np.arange(chain.links) > 0)[:, None]).ravel()
     unit_entries = np.zeros(0, dtype=np.int64)
-    parts: Parts | None = None
     part_own_s: Floats | None = None
+    shape = costs.schedule, costs.stages, costs.chunks
+    parts = cache(partial(pipeline_parts, plan, entries, chain, *shape, costs.drains_every))
+    order: Callable[[], UnitOrder | Parts] = parts
     if chain.links == 1:
         unit_entries = _merge_unshared(plan.group_size, entries)
-        part_operation = entries.micro_batch[unit_entries]
-        part_offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
+        operations = entries.micro_batch[unit_entries]
+        offsets = offsets_of(np.bincount(entries.rank[unit_entries], minlength=plan.ranks))
+        order = partial(UnitOrder, operations, offsets)
         operation_s = np.zeros(count)
         both_s = forward_s[0] + backward_s[0]
-        operation_s[part_operation] = add_runs(both_s[entries.micro_batch], unit_entries)
+        operation_s[operations] = add_runs(both_s[entries.micro_batch], unit_entries)
         if times.factors is not None:
             part_own_s = add_runs(times.own_along(chain, entries)[0], unit_entries)
     else:
-        shape = costs.schedule, costs.stages, costs.chunks
-        parts = pipeline_parts(plan, entries, chain, *shape, costs.drains_every)
-        part_operation, part_offsets = parts.operation, parts.offsets
         operation_s = chain.along(forward_s, backward_s).ravel()
         if times.factors is not None:
-            part_own_s = times.own_along(chain, entries)[part_operation // count, parts.entry]
+            part_own_s = times.own_along(chain, entries)[parts().operation // count, parts().entry]
     program = Program(
         plan=plan,
         costs=costs,
@@ -151,8 +169,7 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         operation_s=operation_s,
         parties=parties,
         result_delay_s=np.outer(chain.sends, costs.transfer_s).ravel(),
-        part_operation=part_operation,
-        part_offsets=part_offsets,
+        order=order,
         part_own_s=part_own_s,
         unit_entries=unit_entries,
         extras=None,
@@ -160,9 +177,9 @@ def compile_program(plan: Plan, costs: StepCosts, noise: Noise | None = None) ->
         met=met,
         given=None if met is None else given,
     )
-    if parts is None or (costs.pp_overlap and costs.schedule not in SPLIT_SCHEDULES):
+    if chain.links == 1 or (costs.pp_overlap and costs.schedule not in SPLIT_SCHEDULES):
         return program
-    extras = make_extras(program, parts)
+    extras = make_extras(program, parts())
     np.add.at(parties, extras.feeds.after, 1)
     return replace(program, extras=extras)
 
