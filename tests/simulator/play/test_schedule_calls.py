@@ -37,7 +37,7 @@ def test_the_last_call_has_what_is_left() -> None:
     assert order.op.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(SHAPES),
     st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3),
