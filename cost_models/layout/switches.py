@@ -181,6 +181,8 @@ class Sharding(Group):
     """Gradient reduction and parameter gather run beside compute; off: nothing of them is hidden."""
     gather_overlap: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
     """zero1, zero2: parameters are gathered beside the next forward; off: all of them right after the update."""
+    gradient_overlap: bool = switch(True, needs=(needs.SUMS_OF_ALL, needs.BESIDE_COMPUTE))
+    """Gradients are summed beside the last backward; off: all of them after it (FSDP in PyTorch's pipelines)."""
     prefetch_gather: bool = switch(True, needs=(needs.ZERO_1_OR_2, needs.BESIDE_COMPUTE))
     """The step's first parameter gather runs while data is loaded, as far as that takes as long; off: the first forward
     waits for a bucket."""

@@ -110,7 +110,8 @@ def exposed_epilogue(
         first_gather = np.maximum(0.0, sums.first_gather_s - beside_data_s)
         if layout.sharding.gather_overlap:
             gather = exposed_s(gather, first_gather, windows.forward_s, slowdown)
-        sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, slowdown)
+        if layout.sharding.gradient_overlap:
+            sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, slowdown)
     return Epilogue(
         data_s=data_s,
         parameter_gather_s=gather.copy(),

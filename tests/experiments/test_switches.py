@@ -24,6 +24,7 @@ FASTER = (
     ("layout.dp_overlap", "false", "true"),
     ("layout.prefetch_gather", "false", "true"),
     ("layout.gather_overlap", "false", "true"),
+    ("layout.gradient_overlap", "false", "true"),
     ("layout.fused_kernels", "false", "true"),
     ("layout.cuda_graphs", "false", "true"),
     ("layout.launch_blocking", "true", "false"),

@@ -193,6 +193,14 @@ class TestEpilogue:
         assert shown.parameter_gather_s.tolist() == bare.parameter_gather_s.tolist()
         assert shown.gradient_sync_s[0] < bare.gradient_sync_s[0]
 
+    def test_gradients_summed_after_the_backward_all_show(self) -> None:
+        bare = epilogue(ideal_cost(), RANKS, data_s=0.0)
+        shown = epilogue(
+            ideal_cost(layout=Layout(gradient_overlap=False)), RANKS, data_s=0.0, windows=ENDLESS
+        )
+        assert shown.gradient_sync_s.tolist() == bare.gradient_sync_s.tolist()
+        assert shown.parameter_gather_s[0] < bare.parameter_gather_s[0]
+
     def test_experts_have_fewer_copies_on_other_nodes(self) -> None:
         # ep = 8 over the 8 GPUs of a node: 16 copies, one per node, each with one NIC
         layout = Layout(ep=8)

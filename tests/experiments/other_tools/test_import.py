@@ -398,9 +398,9 @@ mode = 'full'
         asked = Asked(cluster="h100", gpus=128)
         for sequences, calls in ((64, 2), (16, None)):
             text = piped.replace("seq_len", f"global_batch_size = {sequences}\nseq_len")
-            assert (
-                layout(imported(tmp_path, text, "train.toml", asked)).get("schedule_micro_batches") == calls
-            )
+            found = layout(imported(tmp_path, text, "train.toml", asked))
+            assert found.get("schedule_micro_batches") == calls
+            assert found["gradient_overlap"] is False
         odd = text.replace(
             "pipeline_parallel_degree = 2",
             "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3",
