@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.plan import Plan
 
+DOUBTS = 16
+"""Draws of errors over which a planner takes the mean."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 
@@ -37,6 +40,11 @@ class EstimateError:
         """What the estimated times of sequences of these *lengths* are multiplied by."""
         variance = np.log1p(self.variation**2)
         return np.asarray(np.exp(np.sqrt(variance) * self._normal(lengths) - 0.5 * variance))
+
+    def doubts(self) -> Iterator[EstimateError]:
+        """What a planner that knows how far off its estimates are, but not which way, reckons with."""
+        for number in range(1, DOUBTS + 1):
+            yield replace(self, seed=self.seed + number)
 
     def _normal(self, lengths: ArrayLike) -> Floats:
         """Normal numbers of lengths, by the method of Box and Muller on two hashes."""

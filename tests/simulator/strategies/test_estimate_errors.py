@@ -12,7 +12,8 @@ from hdpsim.simulator import find_own_strategy as own_strategy
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.call_own_strategy import check_plan
-from hdpsim.simulator.strategies.estimate_errors import EstimateError
+from hdpsim.simulator.strategies.compare_plans import Contest
+from hdpsim.simulator.strategies.estimate_errors import DOUBTS, EstimateError
 
 HDP = ("hdp-naive", "hdp-balance", "hdp-opt")
 SCENARIOS = {
@@ -33,7 +34,7 @@ def _setup(name, error, stages=1, seed=0):
     )
 
 
-def _lengths(count=200, seed=1):
+def _lengths(count=100, seed=1):
     draw = np.random.default_rng(seed)
     return np.clip(np.exp(draw.normal(7.5, 1.2, count)), 1, 32_768).astype(np.int64)
 
@@ -58,6 +59,21 @@ def test_a_larger_variation_stretches_the_same_draws():
     small, large = (np.log(EstimateError(variation=v).factors(lengths)) for v in (0.05, 0.1))
     by_hand = (large + 0.5 * np.log1p(0.1**2)) / np.sqrt(np.log1p(0.1**2))
     np.testing.assert_allclose((small + 0.5 * np.log1p(0.05**2)) / np.sqrt(np.log1p(0.05**2)), by_hand)
+
+
+def test_a_planner_that_errs_expects_the_mean_of_steps_that_end_later_the_more_it_errs():
+    # Eight ranks with a sequence each: the last of eight ends later than the mean one, by 1.42 sigma of its work.
+    lengths = np.arange(8001, 8009)
+    plan, problem, _ = plan_batch(_setup("hdp-naive", 0.0), lengths)
+    assert problem.ranks == len(plan.member_ranks) == 8
+    expected_s = []
+    for variation in (1e-9, 0.05, 0.1):
+        error = EstimateError(variation=variation)
+        assert len({doubt.seed for doubt in (error, *error.doubts())}) == DOUBTS + 1
+        contest = Contest(replace(problem, error=error), plan, np.inf)
+        expected_s.append(contest._step_s(plan))
+    assert expected_s[0] == pytest.approx(Contest(problem, plan, np.inf)._step_s(plan))
+    assert expected_s[0] < expected_s[1] < expected_s[2]
 
 
 @pytest.mark.parametrize("name", HDP)
