@@ -186,7 +186,7 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
             ends_s = np.where(meeting[here] == ALONE, ends_s, latest_s[meeting[here]])
         end_s[here] = ends_s
         np.add(ends_s, delay_s[here], out=result_s[here])
-        free_s[who] = np.repeat(ends_s, sizes[here]) if shared else ends_s
+        free_s[who] = ends_s.repeat(sizes[here]) if shared else ends_s
 
     played_s = np.full((3, operations), np.nan)  # NaN: nobody takes part
     played_s[0] = 0.0

@@ -84,11 +84,9 @@ class Trials:
     def on_all(self, overrides: Overrides) -> Outcome:
         """How the changed scenario does on all batches."""
         if overrides not in self._all:
-            first, batches = self.on_first(overrides), self.drawn.lengths
-            if not first.results or all(np.array_equal(lengths, batches[0]) for lengths in batches):
-                self._all[overrides] = replace(first, results=first.results * len(batches))
-            else:
-                self._all[overrides] = self._run(overrides, len(batches))
+            first = self.on_first(overrides)
+            again = first.results and len(self.drawn.lengths) > 1
+            self._all[overrides] = self._run(overrides, len(self.drawn.lengths), first) if again else first
         return self._all[overrides]
 
     def first_gain_s(self, overrides: Overrides) -> float:
@@ -111,7 +109,7 @@ class Trials:
             return False
         return (gain_s.lowest if gain_s.half_width is None else gain_s.mean - gain_s.half_width) > 0.0
 
-    def _run(self, overrides: Overrides, count: int) -> Outcome:
+    def _run(self, overrides: Overrides, count: int, before: Outcome | None = None) -> Outcome:
         batches = self.drawn.lengths[:count]
         try:
             changed = self.scenario.with_changes(overrides)
@@ -119,7 +117,7 @@ class Trials:
                 drawn = changed.draw(count).lengths
                 if not all(map(np.array_equal, drawn, batches)):
                     return Outcome(strategy=changed.strategy.name, reason="other batches")
-            outcome = run_batches(changed, batches, independent=self.base.independent)
+            outcome = run_batches(changed, batches, independent=self.base.independent, before=before)
         except (InfeasibleError, ScenarioError) as error:
             return Outcome(strategy=self.scenario.strategy.name, reason=str(error))
         if any(not result.memory.fits for result in outcome.results):

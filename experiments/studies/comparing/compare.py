@@ -248,6 +248,7 @@ def run_batches(
     spans: bool = False,
     links: bool = False,
     independent: bool = True,
+    before: Outcome | None = None,
 ) -> Outcome:
     """Simulate one strategy (or a variant) on every batch; one that cannot run yields its reason, not an error."""
     name = strategy or scenario.strategy.name
@@ -255,7 +256,8 @@ def run_batches(
         setup = scenario.setup(strategy) if "(" not in name else read_variants([name])[0].setup(scenario)
     except InfeasibleError as error:
         return Outcome(strategy=name, reason=str(error))
-    return run_setup(setup, batches, name, report, spans=spans, links=links, independent=independent)
+    shown = {"spans": spans, "links": links}
+    return run_setup(setup, batches, name, report, **shown, independent=independent, before=before)
 
 
 def run_setup(
@@ -267,6 +269,7 @@ def run_setup(
     spans: bool = False,
     links: bool = False,
     independent: bool = True,
+    before: Outcome | None = None,
 ) -> Outcome:
     """The same for a setup; equal batches are simulated once, unless every step draws something anew.
 
@@ -278,6 +281,7 @@ def run_setup(
         spans: record every operation of the first batch (executor engine only).
         links: record every link in the first batch (flows only).
         independent: whether the batches are independent samples.
+        before: what became of this setup on some of the batches, to be taken from there.
     """
     batches = strategy_batches(setup, batches)
     known: dict[tuple[bytes, int], StepResult] = {}
@@ -286,6 +290,9 @@ def run_setup(
     loads = LinksOverSteps(wired(setup).links) if several else None
     try:
         degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
+        if before is not None and degree is None:  # what a run settles, its mesh, was free there
+            for number, (lengths, result) in enumerate(zip(before.lengths, before.results, strict=True)):
+                known[lengths.tobytes(), setup.at_step(number).execution.step] = result
         for number, lengths in enumerate(batches):
             this = setup.at_step(number)
             key = (lengths.tobytes(), this.execution.step)

@@ -77,6 +77,23 @@ def test_a_change_that_plan_would_refuse_for_memory_is_none(monkeypatch: pytest.
     assert trials.on_first(("layout.recompute=full",)).results
 
 
+@pytest.mark.parametrize("strategy", ["static", "hdp-naive"])
+def test_batches_that_were_simulated_before_are_taken_as_if_they_were_simulated_now(strategy: str) -> None:
+    varied = {"lengths": ["1K tokens", "3K tokens"], "batch": "32K tokens", "context": "4K tokens"}
+    jitter = {"batches": 3, "jitter": 0.05}  # drawn anew for every step
+    scenario = small(data=varied, execution=jitter, strategy={"name": strategy})
+    trials = Trials(
+        scenario=scenario, drawn=scenario.draw(), base=run_batches(scenario, scenario.draw().lengths)
+    )
+    change = ("layout.recompute=full",)
+    afresh = run_batches(scenario.with_changes(change), scenario.draw().lengths)
+    for _ in range(2):
+        trials.on_first(change)
+        steps_s = [result.step_s for result in trials.on_all(change).results]
+        assert steps_s == [result.step_s for result in afresh.results]
+    assert len(set(steps_s)) == 3
+
+
 PLANTED = {
     "launch-bound": ({"launch_blocking": True}, "layout."),
     "slow-kernels": ({"fused_kernels": False}, "layout.fused_kernels=true"),
