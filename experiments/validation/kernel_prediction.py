@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +27,7 @@ from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, bus_bandwidth_factor
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import InfeasibleError
-from hdpsim.experiments.output.files.csv import as_number
+from hdpsim.experiments.output.files.csv import as_number, stated_number
 from hdpsim.experiments.validation.kernel_sources import Instrument, gpu_of, instrument_of
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
@@ -60,12 +59,7 @@ def number(record: Mapping[str, str], key: str) -> float | None:
     Raises:
         InfeasibleError: something else stands there.
     """
-    text = (record.get(key) or "").strip()
-    if not text:
-        return None
-    value = as_number(text)
-    if not 0.0 <= value < math.inf:
-        raise InfeasibleError(f"{key}: expected a number of at least 0 or nothing, got {quoted(text)}")
+    value = stated_number(key, (record.get(key) or "").strip())
     allowed = RANGES[_KINDS.get(key, "kernel_dimension")]
     if value and not allowed.low <= value <= allowed.high:
         raise InfeasibleError(f"{key}: {allowed.complaint(value)}")

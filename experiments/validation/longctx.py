@@ -11,6 +11,7 @@ from typing import Any
 from hdpsim.cost_models.calibration.calibration import load_calibration
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
+from hdpsim.experiments.output.files.csv import stated_number
 from hdpsim.experiments.records.longctx.prediction import LongPrediction, LongPredictor
 from hdpsim.experiments.records.longctx.rows import VERDICT, LongRow, read_long_rows
 from hdpsim.experiments.studies.comparing.compare import reported, silent
@@ -93,7 +94,7 @@ def _record(row: LongRow, prediction: LongPrediction) -> Row:
     """A row's columns, its prediction and its error."""
     reason, measured = prediction.reason, None
     try:
-        measured = row.number("measured")
+        measured = stated_number("measured", row.text("measured"))
     except InfeasibleError as error:
         reason = reason or str(error)
     metric = row.text("metric")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdpsim.cost_models.reading.values import read_at
-from hdpsim.errors import UserInputError
+from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.quoting import LONGEST_NAME, did_you_mean, quoted, shortened
 from hdpsim.reading import read_bytes
 
@@ -98,3 +98,17 @@ def as_number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def stated_number(column: str, text: str) -> float | None:
+    """A cell as a number; None where it is empty.
+
+    Raises:
+        InfeasibleError: something else stands there, for which this row alone cannot be predicted.
+    """
+    if not text:
+        return None
+    value = as_number(text)
+    if not 0.0 <= value < math.inf:
+        raise InfeasibleError(f"{column}: expected a number of at least 0 or nothing, got {quoted(text)}")
+    return value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.experiments.output.files.csv import as_number, read_rows
+from hdpsim.experiments.output.files.csv import as_number, read_rows, stated_number
 from hdpsim.quoting import quoted
 from hdpsim.ranges import RANGES
 
@@ -45,27 +45,13 @@ class LongRow:
         """The text of a cell, empty where the table has none."""
         return self.columns.get(column, "")
 
-    def number(self, column: str) -> float | None:
-        """A cell as a number; None where it is empty.
-
-        Raises:
-            InfeasibleError: something else stands there.
-        """
-        text = self.text(column)
-        if not text:
-            return None
-        value = as_number(text)
-        if not 0.0 <= value < math.inf:
-            raise InfeasibleError(f"{column}: expected a number of at least 0 or nothing, got {quoted(text)}")
-        return value
-
     def whole(self, column: str) -> int | None:
         """A cell as a whole number of at least 1; None where it is empty.
 
         Raises:
             InfeasibleError: something else stands there.
         """
-        value = self.number(column)
+        value = stated_number(column, self.text(column))
         if value is None:
             return None
         if value != int(value) or not 1 <= value <= RANGES["count"].high:
