@@ -80,7 +80,8 @@ def test_an_end_that_cannot_be_has_its_reason(study: Tornado) -> None:
 
 def test_faster_parts_make_no_step_slower(study: Tornado) -> None:
     for one in study.moved:
-        energy = one.input.key.endswith(".matrix_energy")  # a GPU at its power limit is slower with more of it
+        # a GPU at its power limit is slower with more of it
+        energy = one.input.key.endswith(".matrix_energy")
         if one.input.key.startswith("cluster.node") and one.effect > 1e-6 and not energy:
             assert (one.lower.change or 0.0) <= (one.higher.change or 0.0), one.input.key
 
