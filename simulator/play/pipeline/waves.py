@@ -60,7 +60,7 @@ def waves_of(program: Program) -> Waves:
     return Waves(operation, np.concatenate([[0], np.cumsum(counts[counts > 0])]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _waves_by_slot(
     shape: tuple[Schedule, int, int, int], slots: int, *, overlap: bool, meets_after: MeetsAfter
 ) -> NDArray[Any]:
