@@ -147,7 +147,8 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
     link, unit = np.divmod(order, max(program.units, 1))
     sizes = plan.group_size[unit]
     process = plan.member_ranks[ranges(plan.member_offsets[unit], sizes)]
-    process += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
+    if program.stages > 1:
+        process += np.repeat(program.stage_of(link, unit) * program.ranks, sizes)
     first = offsets_of(sizes)  # of each operation: its first member
     place = np.zeros(operations, dtype=np.int64)
     place[order] = np.arange(len(order))

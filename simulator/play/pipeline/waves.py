@@ -40,9 +40,10 @@ def waves_of(program: Program) -> Waves:
         DeadlockError: some operations can never start.
     """
     plan, costs, entries = program.plan, program.costs, program.entries
+    if program.chain.links == 1 or not plan.micro_batches:
+        return find_waves(program)
     members = np.bincount(entries.micro_batch, minlength=plan.micro_batches)
-    in_slots = not len(entries.apart(entries.slot)) and np.array_equal(members, plan.group_size)
-    if program.chain.links == 1 or not in_slots or not plan.micro_batches:
+    if len(entries.apart(entries.slot)) or not np.array_equal(members, plan.group_size):
         return find_waves(program)
     slot = np.empty(plan.micro_batches, dtype=np.int64)
     slot[entries.micro_batch] = entries.slot
