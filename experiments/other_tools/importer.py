@@ -360,19 +360,23 @@ class _Import:
         return micro_batch
 
     def _global_batch(self, gpus: int | None, micro_batch: int, layout: Mapping[str, Any]) -> int | None:
-        """Sequences of a step: as stated, else a micro-batch for every data-parallel group."""
+        """Sequences of a step: as stated, else what a data-parallel group takes at once, for every group."""
         facts = self.read.facts
         stated, own = facts.get("run.global_batch"), facts.get("run.micro_batch")
+        at_once = (
+            own if isinstance(own, int) and own > 0 else micro_batch
+        )  # all micro-batches of a local batch
         replica = math.prod(int(str(layout.get(degree, 1))) for degree in ("tp", "pp", "cp"))
         groups = None if gpus is None or gpus % replica else gpus // replica
         if isinstance(stated, int) and stated > 0:
-            if groups is not None and stated % (groups * micro_batch) and not facts.get("run.dynamic"):
+            if groups is not None and stated % (groups * at_once) and not facts.get("run.dynamic"):
+                what = "local batch" if "run.stage_micro_batch" in self.table.keys else "micro-batch"
                 raise UserInputError(
                     f"{self.where}: {self.read.origins['run.global_batch']}: {stated} sequences do not divide by "
-                    f"micro-batch x data-parallel groups = {micro_batch} x {groups}"
+                    f"{what} x data-parallel groups = {at_once} x {groups}"
                 )
             return stated
-        return groups and groups * (own if isinstance(own, int) and own > 0 else micro_batch)
+        return groups and groups * at_once
 
     def _schedule_calls(self, batch: int, gpus: int | None, micro_batch: int, layout: dict[str, Any]) -> None:
         """A pipeline whose step has several local batches calls its schedule for each of them."""

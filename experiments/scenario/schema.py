@@ -146,6 +146,12 @@ RENAMED: Mapping[str, str] = {
 }
 """Keys of earlier versions, and what each is called now."""
 
+OF_OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(("micro_batch", "micro_batch_size", "mbs"), "layout.rank_capacity"),
+    **dict.fromkeys(("fsdp", "zero", "zero_stage"), "layout.sharding"),
+}
+"""What other tools call a key, and its name here."""
+
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in KEYS if "." in key))
 """The parts of a scenario that hold keys of their own."""
 
@@ -215,7 +221,7 @@ def _unknown(dotted: str) -> str:
     known = [key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section]
     if not dot:
         known += SECTIONS
-    homes = [key for key in KEYS if key.rpartition(".")[2] == leaf]
+    homes = [key for key in KEYS if key.rpartition(".")[2] == leaf or key == OF_OTHERS.get(leaf)]
     near = f" (did you mean {' or '.join(homes)}?)" if homes else did_you_mean(leaf, known)
     hint = now_called(dotted) or near
     if hint and len(known) > _FEW_KEYS:

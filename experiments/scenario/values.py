@@ -72,7 +72,10 @@ class Key:
     @property
     def described(self) -> str:
         """What the key means, and what it needs to have an effect."""
-        return self.meaning + (f" Needs {', '.join(self.needs)}." if self.needs else "")
+        needs = sorted(
+            self.needs, key=lambda need: need.startswith("no ")
+        )  # "no" is of what follows it alone
+        return self.meaning + (f" Needs {', '.join(needs)}." if needs else "")
 
     def dump(self, value: object) -> object:
         """From our value back to a YAML value that `parse` accepts."""

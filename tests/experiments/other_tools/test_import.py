@@ -118,9 +118,11 @@ class TestMegatron:
             ("--exp-avg-dtype fp16 --exp-avg-sq-dtype bf16", 8),
             ("--exp-avg-dtype fp32 --exp-avg-sq-dtype bf16", 10),
             ("--exp-avg-dtype fp32", 12),
+            ("--exp-avg-dtype bf16 --exp-avg-sq-dtype fp8", 7),
+            ("--exp-avg-sq-dtype fp8", 9),
         ],
     )
-    def test_moments_of_adam_have_two_or_four_bytes(self, tmp_path: Path, more: str, kept: int) -> None:
+    def test_moments_of_adam_have_one_two_or_four_bytes(self, tmp_path: Path, more: str, kept: int) -> None:
         found = imported(tmp_path, FLAGS + f"--micro-batch-size 1\n--use-precision-aware-optimizer\n{more}\n")
         assert found.document["layout"]["optimizer_bytes"] == kept  # and a 32-bit weight of 4
 
@@ -407,6 +409,8 @@ mode = 'full'
         )
         with pytest.raises(UserInputError, match="local batch of 2 sequences does not divide"):
             imported(tmp_path, odd.replace("= 16", "= 48"), "train.toml", asked)
+        with pytest.raises(UserInputError, match=r"24 sequences do not divide by local batch x .* = 2 x 8"):
+            imported(tmp_path, text.replace("= 16", "= 24"), "train.toml", asked)
 
     def test_python_is_not_run(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="Python code is not run"):

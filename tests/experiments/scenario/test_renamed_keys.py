@@ -9,7 +9,7 @@ import pytest
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.records.columns import _switch
 from hdpsim.experiments.scenario.scenario import load_scenario
-from hdpsim.experiments.scenario.schema import KEYS, RENAMED
+from hdpsim.experiments.scenario.schema import KEYS, OF_OTHERS, RENAMED
 from hdpsim.experiments.sweeps.axes import load_sweep
 
 
@@ -28,3 +28,10 @@ def test_an_old_key_names_its_new_one(old: str, new: str, tmp_path: Path) -> Non
         load_sweep({"base": "quickstart-8gpu", "grid": {old: [1]}})
     with pytest.raises(UserInputError, match=said):
         _switch("runs.csv, row 2", old, "1")
+
+
+def test_a_key_of_another_tool_names_the_one_here() -> None:
+    assert set(OF_OTHERS.values()) <= set(KEYS)
+    assert not set(OF_OTHERS) & {key.rpartition(".")[2] for key in KEYS}
+    with pytest.raises(ScenarioError, match=r"did you mean layout\.rank_capacity\?"):
+        load_scenario("quickstart-8gpu", ("layout.micro_batch_size=1",))
