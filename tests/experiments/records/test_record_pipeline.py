@@ -72,12 +72,16 @@ def test_the_local_batch_of_pytorchs_stacks_is_a_call_of_the_schedule(
         ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 8}, True),
         ({"framework": "torchtitan", "zero_stage": "fsdp", "pp": 1}, False),
         ({"framework": "Megatron-Bridge", "zero_stage": "fsdp", "pp": 8}, False),
+        ({"framework": "MaxText", "zero_stage": "fsdp", "pp": 8}, False),
         ({"framework": "torchtitan", "zero_stage": "zero1", "pp": 8}, False),
     ],
 )
-def test_parameters_stay_gathered_in_pytorch_pipelines(stated: dict[str, Any], layout: bool) -> None:
-    found = setting_of(Run(RunConfig(gpu="h100", **stated)), "stays_gathered")
-    assert (found is not None) is layout
+def test_pytorch_pipelines_keep_parameters_and_sum_gradients_at_the_end(
+    stated: dict[str, Any], layout: bool
+) -> None:
+    run = Run(RunConfig(gpu="h100", **stated))
+    for switch in ("stays_gathered", "gradient_overlap"):
+        assert (setting_of(run, switch) is not None) is layout
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_balanced_by_biases(notes: str) -> None:
         ({"framework": "NeMo 25.04", "notes": "dropless"}, None),
         ({"framework": "NeMo AutoModel"}, "in-turn"),
         ({"framework": "NeMo AutoModel", "notes": "fake balanced gate"}, "in-turn"),
+        ({"framework": "NeMo AutoModel", "notes": "trained with an auxiliary loss"}, None),
         ({"framework": "Megatron-Bridge 26.04"}, "even"),
         ({"framework": "Megatron-Bridge 26.04", "notes": "trained with an auxiliary loss"}, None),
         ({"framework": "torchtitan"}, "bias"),
