@@ -26,6 +26,7 @@ class Dealt(NamedTuple):
 
     Attributes:
         pairs: [ranks] pairs of a query and a key that a rank attends to.
+        keys_before: [ranks] keys that a rank's pieces meet beside those of their own rows.
         copied: [ranks] elements that a rank copies into the buffers that are sent, and out of those that are received.
         added: elements of the copies of its keys' and values' gradients that a rank adds up.
         arriving: elements that the rank sends or receives which moves most of them before attention.
@@ -33,6 +34,7 @@ class Dealt(NamedTuple):
     """
 
     pairs: Floats
+    keys_before: Floats
     copied: Floats
     added: float
     arriving: float
@@ -44,6 +46,7 @@ class Disaggregated(NamedTuple):
 
     Attributes:
         imbalance: attention of the rank that has most in both halves over the mean.
+        backward_imbalance: the same of a backward, keys before its pieces counted, over the mean without any.
         first_share: share of that rank's attention that is in the first half.
         second_tokens: share of the tokens that the second half has.
         arriving: [2, n] elements that the busiest rank moves before the attention of either half.
@@ -53,6 +56,7 @@ class Disaggregated(NamedTuple):
     """
 
     imbalance: Floats
+    backward_imbalance: Floats
     first_share: Floats
     second_tokens: Floats
     arriving: Floats
@@ -62,9 +66,9 @@ class Disaggregated(NamedTuple):
 
 
 def disaggregated(
-    tokens: Ints, offsets: Ints, group_size: Floats, widths: Widths, tolerance: float
+    tokens: Ints, offsets: Ints, group_size: Floats, widths: Widths, tolerance: float, pairs_per_key: float
 ) -> Disaggregated:
-    """Deal the attention of the halves of every micro-batch.
+    """Deal the attention of the halves of every micro-batch; *pairs_per_key*: see SegmentAttention.
 
     The first half ends with the document after which it is nearest to half of the tokens; it may be all of them. From
     the attention of one half to that of the other a rank waits for nobody: queries and keys of the second were sent
@@ -73,7 +77,7 @@ def disaggregated(
     d2/runtime/megatron/ping_pong/transformer_layer.py (ticks), csrc/core/fastalltoall.cu (who waits for whom).
     """
     count = len(group_size)
-    imbalance, first_share, second_tokens = np.ones(count), np.ones(count), np.zeros(count)
+    imbalance, of_backward, first_share, second_tokens = (np.full(count, one) for one in (1.0, 1.0, 1.0, 0.0))
     copied, added = np.zeros(count), np.zeros(count)
     arriving, leaving = np.zeros((2, count)), np.zeros((2, count))
     for number in np.flatnonzero(group_size > 1.0).tolist():
@@ -87,29 +91,35 @@ def disaggregated(
         pairs = halves[0].pairs + halves[1].pairs
         busiest = int(pairs.argmax())
         imbalance[number] = pairs[busiest] / pairs.mean()
+        keys_before = halves[0].keys_before + halves[1].keys_before
+        of_backward[number] = (pairs + pairs_per_key * keys_before).max() / pairs.mean()
         first_share[number] = halves[0].pairs[busiest] / pairs[busiest]
         second_tokens[number] = 1.0 - until[cut - 1] / until[-1]
         copied[number] = (halves[0].copied + halves[1].copied).max()
         added[number] = halves[0].added + halves[1].added
         arriving[:, number] = [half.arriving for half in halves]
         leaving[:, number] = [half.leaving for half in halves]
-    return Disaggregated(imbalance, first_share, second_tokens, arriving, leaving, copied, added)
+    return Disaggregated(imbalance, of_backward, first_share, second_tokens, arriving, leaving, copied, added)
 
 
 @lru_cache(maxsize=KEPT)
 def _dealt(lengths: bytes, ranks: int, widths: Widths, tolerance: float) -> Dealt:
     documents = np.frombuffer(lengths, dtype=np.int64)
     if not len(documents):
-        return Dealt(np.zeros(ranks), np.zeros(ranks), 0.0, 0.0, 0.0)
+        return Dealt(np.zeros(ranks), np.zeros(ranks), np.zeros(ranks), 0.0, 0.0, 0.0)
     pieces = _Pieces(documents, ranks)
     room = pieces.room
     pieces.balance(widths, tolerance)
-    pairs = np.bincount(pieces.rank, weights=pieces.pairs, minlength=ranks).astype(np.float64)
+    pairs, keys_before = (
+        np.bincount(pieces.rank, weights=weights, minlength=ranks).astype(np.float64)
+        for weights in (pieces.pairs, pieces.length - pieces.rows * np.where(pieces.whole, 2.0, 1.0))
+    )
     moved = pieces.moved()
     before = moved.queries * widths.queries + moved.keys * widths.keys_values
     rows = moved.at_home + moved.attended
     return Dealt(
         pairs=pairs,
+        keys_before=keys_before,
         copied=rows * (widths.queries + widths.outputs) + moved.keys_copied * widths.keys_values,
         added=float(pieces.most_copies * room * widths.keys_values),
         arriving=float(before.max()),

@@ -254,7 +254,8 @@ class AttentionCost:
             keys = self._descending * np.maximum.reduceat(cut.tokens, segment_offsets[:-1])
             step = with_last_wave(step, longest, keys, self._gpu, self._cal, backward=backward, causal=causal)
         if self._kind == "disaggregated":
-            step = step * self._disaggregated(batches).imbalance
+            dealt = self._disaggregated(batches)
+            step = step * (dealt.backward_imbalance if backward else dealt.imbalance)
         if len(segment_tokens) > len(group_size) and self._kernel != "unfused":
             step = step + self._empty_s(cut, segment_offsets, group_size, backward=backward)
         return np.asarray(step)
@@ -264,7 +265,10 @@ class AttentionCost:
         heads = self._heads
         widths = Widths(heads.heads * heads.query_dim, heads.kv_width, heads.output_width)
         sizes = batches.group_size.astype(np.float64)
-        return disaggregated(batches.segment_tokens, batches.segment_offsets, sizes, widths, self._tolerance)
+        per_key = self.segments.pairs_per_key
+        return disaggregated(
+            batches.segment_tokens, batches.segment_offsets, sizes, widths, self._tolerance, per_key
+        )
 
     def _empty_s(self, cut: Cut, offsets: Ints, group_size: Floats, *, backward: bool) -> Floats:
         """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""

@@ -84,17 +84,32 @@ class SegmentAttention:
         slowdown = power_slowdown(reached, joule_per_flop, self._gpu, self._cal)
         return np.asarray((work_flop + ramp_flop) / rate * slowdown)
 
+    @property
+    def pairs_per_key(self) -> float:
+        """What a key costs a backward however many rows meet it, in pairs of a query and a key.
+
+        Blocks of a backward are keys: each loads its own, visits the rows that meet them and writes two gradients. An
+        unmasked block, which has as many keys as rows, says what that costs: its ramp.
+        Source: Dao-AILab/flash-attention, csrc/flash_attn/src/flash_bwd_kernel.h (n_block).
+        """
+        return self._cal.attention_block_half_tokens * self._ramp(True)
+
     @priced("attention")
-    def alone_s(self, tokens: ArrayLike, *, backward: bool) -> Floats:
-        """Per segment: whole sequence on one rank."""
+    def alone_s(self, tokens: ArrayLike, *, backward: bool, slices: ArrayLike = 1.0) -> Floats:
+        """Per segment: whole sequence on one rank, its rows in *slices*, each of which meets all keys before it.
+
+        Counted: in a backward keys are met by several slices, (slices - 1) / 2 times on average (pairs_per_key).
+        """
         length = np.asarray(tokens, dtype=np.float64)
         if self._kernel == "unfused":
             return self._square_s(length, backward=backward)
         note(width=self._width)
         ramp = self._cal.attention_half_tokens * self._ramp(backward)
         unit = 2.0 * self._width * length
+        again = backward * self.pairs_per_key * (np.asarray(slices) - 1.0) / np.maximum(length, 1.0)
+        seconds = partial(self._busy_s, backward=backward)
         return self._over_layers(
-            length, lambda reach: self._busy_s(unit * reach, unit * ramp, backward=backward), backward
+            length, lambda reach: seconds(unit * reach, unit * (ramp + again * reach)), backward
         )
 
     def _window_in(self, backward: bool) -> int | None:
@@ -121,7 +136,8 @@ class SegmentAttention:
         if not self._blocks:  # d such steps are a rank's share of the whole sequence
             sizes = np.asarray(group_size, dtype=np.float64)
             cut = slices if slices is not None else np.where(sizes > 1.0, 2.0 * sizes, 1.0)
-            return self.alone_s(length, backward=backward) / sizes**2 * self._tiled(length, cut)
+            of_one = self.alone_s(length, backward=backward, slices=cut if self._tiles_slices else 1.0)
+            return of_one / sizes**2 * self._tiled(length, cut)
         if self._kernel == "unfused":
             return self._square_s(local, backward=backward)
         tiled = np.maximum(local, self._cal.attention_tile_tokens)

@@ -83,6 +83,20 @@ class TestAlone:
             5 * HIDDEN * 500 * 1500 / PEAK
         )
 
+    def test_slices_of_rows_meet_keys_again_in_a_backward(self) -> None:
+        # four slices of 2,000 rows meet 2,000 to 8,000 keys, 20,000 in all and 12,000 more than rows; a key costs what
+        # 100 pairs do, a pair 4 h d FLOP forward and 2.5 times that backward
+        cal = replace(IDEAL, attention_block_half_tokens=50, attention_backward_ramp=2.0)
+        whole, sliced = (
+            [
+                float(attention(cal).segments.alone_s(8000, backward=side, slices=slices))
+                for side in (False, True)
+            ]
+            for slices in (1, 4)
+        )
+        assert sliced[0] == whole[0]
+        assert sliced[1] - whole[1] == pytest.approx(2.5 * 4 * HIDDEN * 100 * 12_000 / PEAK)
+
     def test_same_as_the_kernel(self) -> None:
         # many heads, long sequence: the kernel's last tiles no longer count
         cluster = catalog.cluster_of("hgx-h100-80gb", 8)

@@ -49,6 +49,7 @@ def test_rates_of_every_kind(gpus: int, backward: bool) -> None:
     errors = [rate / measured - 1 for rate, measured in zip(found, RATES[gpus, backward], strict=True)]
     assert max(map(abs, errors)) < 0.15, dict(zip(KINDS, errors, strict=True))
     assert found[0] < min(found[1:])  # a ring is the slowest
+    assert not backward or found[1] < min(found[2:])  # then gathered keys, which every slice of rows meets
 
 
 def test_the_median_error() -> None:
@@ -57,7 +58,7 @@ def test_the_median_error() -> None:
         for (gpus, backward), rates in RATES.items()
         for kind, measured in zip(KINDS, rates, strict=True)
     ]
-    assert np.median(errors) < 0.05
+    assert np.median(errors) < 0.04
 
 
 @pytest.mark.parametrize(("tp", "share"), [(1, 1.0), (2, 0.5), (4, 0.5)])

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
 
 WIDTHS = Widths(queries=4.0, keys_values=2.0, outputs=3.0)
+PAIRS_PER_KEY = 3.0
 
 
 def deal(documents: list[int], ranks: int, tolerance: float = 0.1) -> Disaggregated:
     offsets = np.array([0, len(documents)])
-    return disaggregated(np.array(documents), offsets, np.array([float(ranks)]), WIDTHS, tolerance)
+    return disaggregated(
+        np.array(documents), offsets, np.array([float(ranks)]), WIDTHS, tolerance, PAIRS_PER_KEY
+    )
 
 
 def test_halves_that_are_balanced_as_they_lie() -> None:
@@ -26,6 +29,8 @@ def test_halves_that_are_balanced_as_they_lie() -> None:
     assert dealt.second_tokens[0] == 0.5
     assert dealt.arriving[:, 0] == pytest.approx([4 * 2.0, 0.0])
     assert dealt.leaving[:, 0].tolist() == [0.0, 0.0]
+    # a backward: two rows from either end meet 2 + 8 or 4 + 6 keys, 6 more than they are; 18 + 10 pairs
+    assert dealt.backward_imbalance[0] == pytest.approx((28 + 6 * PAIRS_PER_KEY) / 28)
 
 
 def test_what_a_rank_has_too_much_moves() -> None:
@@ -80,6 +85,12 @@ def test_ranks_are_balanced_as_far_as_rows_allow(documents: list[int], ranks: in
     pairs = sum(s * (s + 1) / 2 for s in documents) / ranks
     slack = (ranks - 1) * (tolerance + 2 * (max(documents) + 1) / pairs)
     assert dealt.imbalance[0] <= 1.0 + slack
+    # in a backward a rank meets at most all keys, once for what it got from either end of a document on each rank
+    assert (
+        0.0
+        <= dealt.backward_imbalance[0] - dealt.imbalance[0]
+        <= PAIRS_PER_KEY * 2 * sum(documents) * ranks / pairs
+    )
     assert 0.0 < dealt.first_share[0] <= 1.0
     assert 0.0 <= dealt.second_tokens[0] < 1.0
     assert (dealt.arriving >= 0.0).all()
