@@ -53,6 +53,7 @@ SUMS_OF_ALL = Need(
 )
 BESIDE_COMPUTE = _on("dp_overlap")
 SELECTIVE = _is("recompute", "selective")
+REPEATED_WHOLE = _is("recompute", "full")
 RECOMPUTED = Need("recomputation", "recompute is none", lambda layout: layout.recompute.kind != "none")
 FP8 = _is("precision", "fp8", "fp8")
 DELAYED_SCALES = Need(

@@ -38,7 +38,7 @@ Fp8Scaling = Literal["delayed", "tensor", "row", "block"]
 TensorExchange = Literal["none", "gathers", "mlp"]
 TensorChunks = Literal["streams", "sequence"]
 GradientAccumulation = Literal["fused", "separate", "cast"]
-ShardCopies = Literal["both", "gradients", "none"]
+ShardCopies = Literal["both", "buckets", "gradients", "none"]
 LossAverage = Literal["step", "micro-batch"]
 
 
@@ -191,7 +191,13 @@ class Sharding(Group):
     whose copies the host launches one by one while the GPU waits (DeepSpeed before 2022)."""
     copies: ShardCopies = switch("both", name="shard_copies", needs=(needs.ZERO_3,))
     """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
-    alone (parameters are views of the buffer: PyTorch's first FSDP), or nothing (XLA with double-buffered loops)."""
+    through a bucket (DeepSpeed since 2022), these alone (parameters are views of the buffer: PyTorch's first FSDP), or
+    nothing (XLA with double-buffered loops)."""
+    reuse_parameters: Annotated[float, RANGES["reuse_parameters"]] | None = switch(
+        None, none="all", needs=(needs.ZERO_3, needs.REPEATED_WHOLE)
+    )
+    """zero3, layers repeated: a matrix is given back between its layer's repeated forward and its backward, and
+    gathered again, where others of so many parameters are used in between (DeepSpeed); None = the layer stays."""
     owner_broadcasts: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
     gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))

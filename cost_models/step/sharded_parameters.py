@@ -6,7 +6,9 @@ computes, the next one is gathered and the one before is reduced (prefetch of on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,11 +17,19 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
+from hdpsim.cost_models.layer.recomputation import repeats
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ShardCopies
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layers import LayerKind, as_layer, kinds_of, layer_tensors
+from hdpsim.cost_models.transformer.layers import (
+    LayerKind,
+    MatrixShard,
+    as_layer,
+    kinds_of,
+    layer_shards,
+    layer_tensors,
+)
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageContents, kind_shard, vocabulary_shard
 from hdpsim.errors import InfeasibleError
@@ -35,6 +45,8 @@ def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) ->
     """Traffic for each gradient between the kernel that computed it and the collective that sums it.
 
         both:       copied (read 2 B, write it as it is summed)
+        buckets:    copied into a bucket (read 2 B, write it as it is summed), put into the order of ranks, and divided
+                    (each reads and writes it)
         gradients:  joined into the flat gradient (read 2 B, write 2 B), cast where it is not summed in 16 bits (as
                     above), divided before the sum (read and write it)
 
@@ -42,7 +54,8 @@ def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) ->
     Source: PyTorch, fully_shard/_fsdp_collectives.py (foreach_reduce_scatter_copy_in, on the stream of the compute or
     waited for by it); fsdp/_flat_param.py (parameters are a split of the flat one, whose backward is a cat),
     fsdp/_runtime_utils.py (_post_backward_hook: cast; _reduce_grad: _div_if_needed by the predivide factor, above 1 for
-    any group).
+    any group). DeepSpeed, runtime/zero/stage3.py (__add_grad_to_ipg_bucket), runtime/comm/coalesced_collectives.py
+    (reduce_scatter_coalesced).
     """
     if copies == "none":
         return 0.0
@@ -50,6 +63,8 @@ def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) ->
     copied = 2.0 * BF16_BYTES if summed_in_16_bits else (BF16_BYTES + gradient_bytes) * cal.cast_factor
     if copies == "both":
         return copied
+    if copies == "buckets":
+        return copied + 4 * gradient_bytes
     return 2 * BF16_BYTES + copied * (not summed_in_16_bits) + 2 * gradient_bytes
 
 
@@ -98,15 +113,43 @@ class UnitTraffic:
 
     gather_s: float = 0.0
     copy_out_s: float = 0.0
-    """From the buffer of the gather to the parameters, before the unit's first kernel: nothing runs beside it."""
+    """From the buffer of the gather to the parameters, before the unit's first kernel, and what the host needs for
+    lists: nothing runs beside it."""
     reduce_s: float = 0.0
     copy_in_s: float = 0.0
-    """From the gradients to the buffer of the reduction: kernels that take the whole GPU, on whatever stream."""
-    list_s: float = 0.0
-    """What the host needs for the lists of one gather or reduction, the GPU's queue empty."""
+    """From the gradients to the buffer of the reduction: kernels that take the whole GPU, on whatever stream; and
+    lists."""
     gathered_bytes: float = 0.0
     """What a GPU sends to other nodes in the gather."""
     reduced_bytes: float = 0.0
+
+    def gathered(self, times: float) -> UnitTraffic:
+        """The same with so many gathers."""
+        return replace(
+            self,
+            gather_s=self.gather_s * times,
+            copy_out_s=self.copy_out_s * times,
+            gathered_bytes=self.gathered_bytes * times,
+        )
+
+
+def given_back(shards: Sequence[MatrixShard], reuse_parameters: float) -> float:
+    """Share of the weights of a repeated layer's matrices, in order of its forward, that its backward gathers again.
+
+    A tensor is given back where those used before its own backward, the ones behind it twice, have reuse_parameters.
+    Source: DeepSpeed 0.3, runtime/zero/stage3.py (get_reuse_distance_in_numel, _keep_for_later); later
+    partitioned_param_coordinator.py (__params_to_release). Ignored: of later releases, that what is prefetched for the
+    backward while it is still there stays, so they give back less of a layer of less than 1e9.
+    """
+    behind = back = 0
+    for shard in reversed(shards):
+        tensors = shard.experts * shard.matrix.tensors
+        size = shard.weights // tensors
+        # of alike tensors the last ones are those that stay
+        near = math.ceil((reuse_parameters / 2 - behind) / size)
+        back += size * (tensors - min(tensors, max(0, near)))
+        behind += shard.weights
+    return back / max(1, behind)
 
 
 class ShardedParameters:
@@ -123,11 +166,16 @@ class ShardedParameters:
         copies = max(1, ranks * layout.parallel.tp // spread)
         self._dense = ShardGroups.of(layout, collectives, ranks, layout.parallel.rank_stride)
         self._experts = ShardGroups.of(layout, collectives, copies, spread)
-        self._layers = {}
+        self._forward, self._backward = {}, {}
         for kind in kinds_of(model):
             one, moe = as_layer(model, kind)
             tensors = layer_tensors(one, layout, moe=moe)
-            self._layers[kind] = self._traffic(*kind_shard(model, layout, kind)[:2], tensors=tensors)
+            unit = self._traffic(*kind_shard(model, layout, kind)[:2], tensors=tensors)
+            self._forward[kind] = self._backward[kind] = unit
+            reuse = layout.sharding.reuse_parameters
+            if reuse is not None and layout.recompute.kind == "full" and repeats(layout, kind):
+                again = given_back(layer_shards(one, layout, moe=moe), reuse)
+                self._backward[kind] = unit.gathered(1.0 + again)
         vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
         self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
         self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)
@@ -149,20 +197,20 @@ class ShardedParameters:
         copies = self._layout.sharding.copies
         gradient_bytes = self._layout.precision.gradient_bytes
         copied_in = copy_in_bytes(copies, gradient_bytes, self._cal) * moved * self._reduces
-        copied_out = COPY_OUT_BYTES * moved if copies == "both" else 0.0
+        copied_out = COPY_OUT_BYTES * moved if copies in ("both", "buckets") else 0.0
+        lists_s = self._lists_s(tensors)
         return UnitTraffic(
             gather_s=gather,
-            copy_out_s=float(memory_bound_s(copied_out, self._gpu, self._cal)),
+            copy_out_s=float(memory_bound_s(copied_out, self._gpu, self._cal)) + lists_s,
             reduce_s=reduce,
-            copy_in_s=float(memory_bound_s(copied_in, self._gpu, self._cal)),
-            list_s=self._lists_s(tensors),
+            copy_in_s=float(memory_bound_s(copied_in, self._gpu, self._cal)) + lists_s * self._reduces,
             gathered_bytes=gathered_bytes,
             reduced_bytes=reduced_bytes,
         )
 
     def sent(self, kind: LayerKind, layer_s: Floats, *, backward: bool) -> SentTimes | None:
         """What a GPU sends to other nodes for one layer, beside *layer_s* of compute; None: nothing."""
-        unit = self._layers[kind]
+        unit = (self._backward if backward else self._forward)[kind]
         volume = unit.gathered_bytes + unit.reduced_bytes * backward
         if not volume:
             return None
@@ -208,7 +256,6 @@ class ShardedParameters:
 
         Each gather is followed by its copy-out, and each reduction preceded by its copy-in (layout.shard_copies):
         neither hides, for a product leaves no registers to other kernels on its SMs.
-        Lists (_lists_s) add to each.
         Counted: one prefetched unit; gathers and reductions share the network and follow each other; embedding and
         head are not gathered again. Without overlap: every gather and every reduction.
         Ignored: traffic that another stage's waiting hides; the forward's last layer, which could stay gathered.
@@ -217,11 +264,9 @@ class ShardedParameters:
         counts = dict(kind.with_prediction(self._model))
         occurring = list(counts)
         sample = next(iter(layer_s.values()))
-        lists_s = sum(counts[each] * self._layers[each].list_s for each in occurring)
-        gather = np.full_like(sample, lists_s)
-        reduce = np.full_like(sample, lists_s * self._reduces * backward)
+        gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
         for each in occurring:
-            unit, inner = self._layers[each], counts[each]
+            unit, inner = (self._backward if backward else self._forward)[each], counts[each]
             # the edge layer computes before there is anything to run beside it, or transfers after the last compute
             if each == occurring[0]:
                 inner -= 1
@@ -234,8 +279,8 @@ class ShardedParameters:
         tied = kind.embedding and kind.head and self._model.tied_embeddings
         units = [self._embedding] * kind.embedding + [self._vocabulary] * (kind.head and not tied)
         for unit in units:
-            gather += (unit.gather_s + unit.copy_out_s + unit.list_s) * (not backward)
-            reduce += (unit.reduce_s + unit.copy_in_s + unit.list_s * self._reduces) * backward
+            gather += (unit.gather_s + unit.copy_out_s) * (not backward)
+            reduce += (unit.reduce_s + unit.copy_in_s) * backward
         return gather, reduce
 
     def _layer_exposed_s(self, unit: UnitTraffic, compute_s: Floats, backward: bool) -> tuple[Floats, Floats]:

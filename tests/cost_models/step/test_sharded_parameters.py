@@ -24,8 +24,9 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.sharded_parameters import copy_in_bytes, overlapped_s
+from hdpsim.cost_models.step.sharded_parameters import copy_in_bytes, given_back, overlapped_s
 from hdpsim.cost_models.step.step import epilogue
+from hdpsim.cost_models.transformer.layers import layer_shards
 from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_per_gpu
 from hdpsim.errors import InfeasibleError
 
@@ -34,9 +35,11 @@ GATHER, REDUCE = TERMS.index("layer_gather"), TERMS.index("layer_reduce")
 LAYER, VOCABULARY = layer_shard(MODEL, Layout(), moe=False)[0], MODEL.vocab * MODEL.hidden
 
 
-def terms(tokens: int, *, cal: Any = IDEAL, cluster: Any = None, **layout: Any) -> tuple[Any, Any]:
+def terms(
+    tokens: int, *, cal: Any = IDEAL, cluster: Any = None, model: Any = MODEL, **layout: Any
+) -> tuple[Any, Any]:
     """Forward and backward terms of one stage and micro-batch."""
-    cost = ideal_cost(layout=Layout(sharding="zero3", **layout), calibration=cal, cluster=cluster)
+    cost = ideal_cost(model, layout=Layout(sharding="zero3", **layout), calibration=cal, cluster=cluster)
     forward, backward = cost.both_terms_s(micro_batches([[tokens]]))
     return forward[:, 0, 0], backward[:, 0, 0]
 
@@ -69,6 +72,31 @@ def test_a_table_of_positions_goes_with_the_embedding() -> None:
     forward, backward = (each[:, 0, 0] for each in cost.both_terms_s(micro_batches([[1]])))
     assert forward[GATHER] == pytest.approx(wire_s(32, 3, 2), rel=0.02)
     assert backward[REDUCE] == pytest.approx(wire_s(32, 3, 4), rel=0.02)
+
+
+# as GPT-3 has them: 3 h^2, h^2, 4 h^2 and 4 h^2 weights
+FOUR = replace(MODEL, gated_mlp=False, ffn_hidden=4 * MODEL.hidden, kv_heads=MODEL.heads)
+
+
+@pytest.mark.parametrize(("reuse", "again"), [(0.5, 8 / 12), (7.5, 8 / 12), (8.5, 4 / 12), (23, 0.0)])
+def test_matrices_far_from_their_backward_are_gathered_again(reuse: float, again: float) -> None:
+    # behind QKV, output, up and down are 9, 8, 4 and 0 h^2, passed twice: 18, 16, 8 and 0
+    size = FOUR.hidden**2
+    assert given_back(layer_shards(FOUR, Layout(), moe=False), reuse * size) == pytest.approx(again)
+    layout: dict[str, Any] = {"recompute": "full", "dp_overlap": False}
+    stays, back = (terms(1, model=FOUR, reuse_parameters=limit, **layout) for limit in (None, reuse * size))
+    assert back[1][GATHER] == pytest.approx((1 + again) * stays[1][GATHER])
+    assert back[1][REDUCE] == stays[1][REDUCE]
+    assert back[0][GATHER] == stays[0][GATHER]
+
+
+@given(st.floats(1.0, 1e12))
+def test_of_alike_tensors_a_whole_number_is_given_back(reuse: float) -> None:
+    shards = layer_shards(MODEL, Layout(), moe=False)
+    sizes = [shard.weights / shard.matrix.tensors for shard in shards for _ in range(shard.matrix.tensors)]
+    behind = [sum(sizes[place + 1 :]) for place in range(len(sizes))]
+    one_by_one = sum(size for size, rest in zip(sizes, behind, strict=True) if 2 * rest >= reuse)
+    assert given_back(shards, reuse) == pytest.approx(one_by_one / sum(sizes))
 
 
 def test_lists_of_every_ranks_piece_are_copied_one_by_one() -> None:
@@ -158,6 +186,9 @@ def test_other_shardings_have_no_layer_traffic() -> None:
         # copied as it is summed: 2 + 4, 2 + 2
         ("both", 4, 4, 6),
         ("both", 2, 4, 4),
+        # into a bucket 2 + 4, 2 + 2, put in order and divided 4 + 4, 2 + 2 each
+        ("buckets", 4, 4, 22),
+        ("buckets", 2, 4, 12),
         # joined 2 + 2, cast 2 + 4, divided 4 + 4; joined 2 + 2, divided 2 + 2
         ("gradients", 4, 0, 18),
         ("gradients", 2, 0, 8),
