@@ -1,8 +1,10 @@
-"""Megatron-Core's hybrid context parallelism (`--hybrid-context-parallel`): groups by length, samples one by one."""
+"""Megatron-Core's first schedulers of context parallelism by length: groups as small as a sample allows."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hdpsim.errors import InfeasibleError
@@ -34,20 +36,38 @@ def hybrid_cp(problem: PlanningProblem) -> Plan:
     """
     if problem.stages > 1:
         raise InfeasibleError("megatron-hybrid-cp runs without a pipeline: layout.pp must be 1")
+    builder = PlanBuilder(problem)
+    rounds = list(_rounds(problem, packed=False))
+    for group in (group for groups in rounds for group in groups):
+        for sequence in group.sequences:
+            builder.add(sequence, group.ranks)
+    return builder.build(notes=(f"{len(rounds)} rounds of groups of powers of two, samples one by one",))
+
+
+def first_dynamic_cp(problem: PlanningProblem) -> Plan:
+    """The same rounds of one micro-batch on every rank: a group's samples are packed, as many tokens as its ranks hold.
+
+    What finds no room ends a round, and no sample is given back.
+    Ignored: rounds made a multiple for virtual stages.
+    Source: Megatron-Core (dev) of June 2026, data_schedule_utils.py (next_hdp_group), before pull request 5154.
+    """
+    builder = PlanBuilder(problem)
+    rounds = list(_rounds(problem, packed=True))
+    for slot, groups in enumerate(rounds):
+        for group in groups:
+            builder.add(group.sequences, group.ranks, slot=slot)
+    return builder.build(notes=(f"{len(rounds)} rounds of groups of powers of two",))
+
+
+def _rounds(problem: PlanningProblem, *, packed: bool) -> Iterator[list[_Group]]:
     lengths = problem.lengths.tolist()
     needed = [_needed(length, problem) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
-    builder = PlanBuilder(problem)
-    rounds = 0
     while order:
-        made = _Round(problem.ranks, problem.most_ranks, lengths, needed)
+        made = _Round(problem, lengths, needed, packed=packed)
         placed = made.fill(_buckets(order, lengths, needed))
         order = [sequence for sequence in order if sequence not in placed]
-        for group in made.groups:
-            for sequence in group.sequences:
-                builder.add(sequence, group.ranks)
-        rounds += 1
-    return builder.build(notes=(f"{rounds} rounds of groups of powers of two, samples one by one",))
+        yield made.groups
 
 
 def _needed(length: int, problem: PlanningProblem) -> int:
@@ -84,6 +104,8 @@ class _Group:
     first: int
     size: int
     work: float = 0.0
+    tokens: float = 0.0
+    """Of a rank."""
     sequences: list[int] = field(default_factory=list)
 
     @property
@@ -94,8 +116,12 @@ class _Group:
 class _Round:
     """Groups that cover all ranks once."""
 
-    def __init__(self, ranks: int, most: int, lengths: list[int], needed: list[int]) -> None:
-        self._ranks, self._most, self._lengths, self._needed = ranks, most, lengths, needed
+    def __init__(
+        self, problem: PlanningProblem, lengths: list[int], needed: list[int], *, packed: bool
+    ) -> None:
+        self._ranks, self._most = problem.ranks, problem.most_ranks
+        self._lengths, self._needed = lengths, needed
+        self._packed, self._capacity = packed, problem.capacity_tokens if packed else math.inf
         self.groups: list[_Group] = []
         self._used = 0
 
@@ -111,23 +137,33 @@ class _Round:
                 first = size
             elif size < first and self._used == self._ranks and self._alike():
                 break
-            self._place(at.popleft(), size)
-        self._trim()
+            if not self._place(at[0], size):
+                break
+            at.popleft()
+        if not self._packed:
+            self._trim()
         self._widen()
         return {sequence for group in self.groups for sequence in group.sequences}
 
     def _room(self, size: int) -> bool:
         return size <= self._ranks - self._used or any(group.size == size for group in self.groups)
 
-    def _place(self, sequence: int, size: int) -> None:
-        same = min((group for group in self.groups if group.size == size), key=_work, default=None)
+    def _place(self, sequence: int, size: int) -> bool:
+        tokens = self._lengths[sequence] / size
+        open_groups = (
+            group for group in self.groups if group.size == size and group.tokens + tokens <= self._capacity
+        )
+        same = min(open_groups, key=_work, default=None)
         if size <= self._ranks - self._used and (same is None or same.work > 0.0):
             same = _Group(self._used, size)
             self.groups.append(same)
             self._used += size
-        assert same is not None
+        if same is None:
+            return False
         same.sequences.append(sequence)
+        same.tokens += tokens
         same.work += self._lengths[sequence] ** 2 / size
+        return True
 
     def _alike(self) -> bool:
         most = max(map(_work, self.groups))

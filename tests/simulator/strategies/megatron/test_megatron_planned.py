@@ -15,7 +15,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.find_own_strategy import load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
-from hdpsim.simulator.strategies.megatron.hybrid import hybrid_cp
+from hdpsim.simulator.strategies.megatron.hybrid import first_dynamic_cp, hybrid_cp
 from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp, layer_flop
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -46,6 +46,15 @@ def test_empty_ranks_double_the_smallest_group() -> None:
     assert sorted(plan.group_size.tolist()) == [4, 4]
 
 
+def test_the_first_dynamic_scheduler_packs_what_ranks_hold() -> None:
+    # 8 ranks of 1024: 4000 on four, four of 1000 on one each; the fifth finds no room and takes a round of all ranks
+    plan = first_dynamic_cp(problem([4000, 1000, 1000, 1000, 1000, 1000]))
+    assert of_ranks(plan)[0] == [[4000], [1000]]
+    assert sorted(plan.group_size.tolist()) == [1, 1, 1, 1, 4, 8]
+    # 2 x 500 fit a rank, so nine go into one round
+    assert max(map(len, of_ranks(first_dynamic_cp(problem([500] * 9))))) == 1
+
+
 def test_no_pipeline_and_no_sequence_beyond_all_ranks() -> None:
     with pytest.raises(InfeasibleError, match="without a pipeline"):
         hybrid_cp(problem([100], layout=Layout(pp=2)))
@@ -59,6 +68,11 @@ def test_hybrid_plans_are_sound(lengths: list[int]) -> None:
     plan = hybrid_cp(problem(lengths))
     validate_plan(plan, np.array(lengths), 1)
     assert plan.micro_batches == len(lengths)  # nothing is packed
+    packed = first_dynamic_cp(problem(lengths))
+    validate_plan(packed, np.array(lengths), 1)
+    held = np.add.reduceat(packed.segment_tokens, packed.segment_offsets[:-1])
+    assert (held <= packed.group_size * 1024).all()
+    assert len(set(np.diff(packed.order_offsets).tolist())) == 1  # one micro-batch of a round on every rank
 
 
 def test_flop_are_those_of_the_model_without_its_head() -> None:
