@@ -170,12 +170,12 @@ def template() -> str:
     """A table of records to fill in: the columns, and the first published run as an example."""
     with shipped_records().open(newline="", encoding="utf-8") as file:
         example = next(csv.DictReader(file))
-    optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id")
+    optional = ("global_batch_seqs", "precision", "sp", "vpp", "cp", "ep", "framework", "year", "id", "notes")
     written = io.StringIO()
     columns = (*REQUIRED_COLUMNS, *SHAPE_COLUMNS, "gated_mlp", *optional, *MEASURED_COLUMNS)
     table = csv.DictWriter(written, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
-    table.writerow(example)
+    table.writerow({**example, "notes": ""})
     return written.getvalue()
 
 
