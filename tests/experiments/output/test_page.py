@@ -52,7 +52,7 @@ def document() -> Document:
         kind="compare",
         payload={},
         head=f"tiny on 8 GPUs {EVIL}",
-        blocks=(table, "hdp-opt is 1.33 times as fast."),
+        blocks=(table, "hdp-opt is 1.33 times as fast.\n- Waits.\n- Bubbles."),
         notes=("bands are wide",),
         files=(OutputFile("accounts.csv", lambda: accounts, "Seconds by account."),),
     )
@@ -94,6 +94,12 @@ def test_a_page_says_all_and_loads_nothing() -> None:
     for words in ("hdp-opt is 1.33 times as fast.", "bands are wide", "hdpsim compare tiny", "8.0", "8 s"):
         assert words in text, words
     assert text.index("1.33 times") < text.index("<table"), "the answer comes first"
+
+
+def test_findings_are_one_list() -> None:
+    assert "as fast.</p><ul><li>Waits.</li><li>Bubbles.</li></ul>" in re.sub(
+        r">\s+<", "><", page(view_of(document(), ""))
+    )
 
 
 def test_names_of_others_are_no_code() -> None:
