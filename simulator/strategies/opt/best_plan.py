@@ -18,6 +18,7 @@ from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
+from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp
 from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
 from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft
@@ -123,7 +124,8 @@ def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[Plann
         fits = problem.lengths.max() <= problem.target_tokens and not problem.quick
         return (plan_wlb_llm,) if fits else ()
     if len(problem.lengths) <= FEW:
-        return (plan_balanced, plan_wlb_llm, dynamic_cp)
+        pipelined = (balanced_with_pp,) if problem.stages > 1 else ()
+        return (plan_balanced, plan_wlb_llm, dynamic_cp, *pipelined)
     rounds = (dynamic_cp,) if problem.meets and len(problem.lengths) <= SMALL else ()
     return (plan_balanced, plan_wlb_llm, *rounds)
 

@@ -31,6 +31,8 @@ def test_each_activity_alone() -> None:
     assert drawn(waiting_s=2.0) == pytest.approx(0.3 * 700)
     assert drawn(matrix_s=1.0, product_flop=1e15) == 700  # 175 + 800 W is more than the board may
     assert drawn(matrix_s=1.0, product_flop=3e14, attention_flop=1e14) == pytest.approx(175 + 0.8e-12 * 4e14)
+    both, hot = work(matrix_s=1.0, product_flop=2e14, attention_flop=1e14), replace(H100, matrix_energy=1.5)
+    assert gpu_w(both, hot, HOPPER, "bf16") == pytest.approx(175 + 0.8e-12 * (1.5 * 2e14 + 1e14))
 
 
 def test_where_matrix_work_is_slowed_down_the_limit_is_drawn() -> None:

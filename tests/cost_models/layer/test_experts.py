@@ -180,6 +180,26 @@ class TestFusedDispatch:
         assert parts(64, 8, 8) == pytest.approx(8 * (1 - 0.32091), rel=1e-4)
         assert fused == pytest.approx(plain * parts(64, 8, 8) / 8, rel=1e-9)
 
+    @pytest.mark.parametrize("imbalance", [None, 1.0])
+    def test_what_a_token_sends_and_copies_by_the_gpus_of_its_experts(self, imbalance: float | None) -> None:
+        # 8 GPUs of 8 experts: in turn all 8 of a token are on one; who states how busy they are names no router.
+        model = replace(MIXTRAL, experts=64, top_k=8, ffn_hidden=2048)
+        even, in_turn = (
+            layer(
+                Layout(ep=8, expert_dispatch="fused", expert_routing=how, expert_imbalance=imbalance), model
+            )
+            for how in ("even", "in-turn")
+        )
+        sent_s, copied_s = (
+            [one(cost.expert_all_to_all_s(np.array([T]))) for cost in (even, in_turn)],
+            [one(cost.small_kernels_s(np.array([T]), backward=False)) for cost in (even, in_turn)],
+        )
+        if imbalance is None:
+            assert sent_s[1] == pytest.approx(sent_s[0] / parts(64, 8, 8), rel=1e-9)
+            assert copied_s[0] > copied_s[1]
+        else:
+            assert (sent_s[0], copied_s[0]) == (sent_s[1], copied_s[1])
+
     @pytest.mark.parametrize("tp", [1, 2])
     def test_hybrid_ep_gathers_the_routing_maps_of_a_rack(self, tp: int) -> None:
         servers = ideal_cluster()

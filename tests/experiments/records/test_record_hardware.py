@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hdpsim.experiments.records.setup import collective_share, nic_gbps
+from hdpsim.experiments.records.setup import _cluster, collective_share, nic_gbps
 from hdpsim.experiments.software.facts import Run
 from hdpsim.experiments.software.rules import setting_of
 from hdpsim.experiments.software.run_config import RunConfig
@@ -77,8 +77,10 @@ def test_power_moved_to_the_tensor_cores(stated: dict[str, Any], boosted: bool) 
 
 def test_a_source_whose_own_products_show_that_its_boards_have_less_power() -> None:
     for family, board_w in (("simumax", 775), ("nemo", None)):
-        found = setting_of(Run(RunConfig(gpu="B200-SXM-180G", family=family)), "board_w")
+        run = Run(RunConfig(gpu="B200-SXM-180G", family=family))
+        found = setting_of(run, "board_w")
         assert (found and found.value) == board_w
+        assert _cluster(run, 8, []).gpu.tdp_w == (board_w or 1000)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_unequal_packs_wait_at_8_bit_maxima_whoever_plays_them_but_not_under_hdp
         for lengths in (uneven, equal)
     )
     assert longer_s > 2 * latency_s > 0
+    pairs = replace(setup, layout=layout.changed(schedule="dualpipe"))
     planned = replace(setup, strategy=replace(setup.strategy, name="hdp-opt"))
-    assert micro_batch_cost(planned).meets_after == "step"
+    assert micro_batch_cost(pairs).meets_after == micro_batch_cost(planned).meets_after == "step"
     assert any("layout.blocking_maxima" in note for note in without_effect(planned))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
+from hdpsim.cost_models.step.step_costs import Epilogue, MeetsAfter, StepCosts
 from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
@@ -104,9 +104,10 @@ def test_ranks_that_may_wait_are_all_played() -> None:
     assert find_lockstep(with_hole, costs(4, 2, 1), None) is None
 
 
-def test_ranks_with_fewer_micro_batches_wait_for_others_where_all_meet_at_the_loss() -> None:
+@pytest.mark.parametrize("after", ["loss", "pass"])
+def test_ranks_with_fewer_micro_batches_wait_for_others_where_all_meet(after: MeetsAfter) -> None:
     # Interleaved: of three micro-batches the last goes on to the next chunk at once, of four together with its next.
-    plan, priced = mesh([3, 4], 1), replace(costs(7, 2, 2), schedule="interleaved", meets_after="loss")
+    plan, priced = mesh([3, 4], 1), replace(costs(7, 2, 2), schedule="interleaved", meets_after=after)
     played, engine = run_replay(plan, priced), run_engine(plan, priced)
     np.testing.assert_allclose(played.account_s, engine.account_s, atol=1e-9)
     assert played.account_s[played.accounts.index("wait_group"), 0].sum() > 1.0

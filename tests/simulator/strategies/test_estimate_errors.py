@@ -62,7 +62,8 @@ def test_a_larger_variation_stretches_the_same_draws():
 
 
 def test_a_planner_that_errs_expects_the_mean_of_steps_that_end_later_the_more_it_errs():
-    # Eight ranks with a sequence each: the last of eight ends later than the mean one, by 1.42 sigma of its work.
+    # Eight ranks with a sequence each: the last of eight ends later than the mean one, by 1.42 sigma of its work; sigma
+    # is that of what is believed and of what is doubted of it.
     lengths = np.arange(8001, 8009)
     plan, problem, _ = plan_batch(_setup("hdp-naive", 0.0), lengths)
     assert problem.ranks == len(plan.member_ranks) == 8
@@ -74,6 +75,7 @@ def test_a_planner_that_errs_expects_the_mean_of_steps_that_end_later_the_more_i
         expected_s.append(contest._step_s(plan))
     assert expected_s[0] == pytest.approx(Contest(problem, plan, np.inf)._step_s(plan))
     assert expected_s[0] < expected_s[1] < expected_s[2]
+    assert expected_s[2] / expected_s[0] == pytest.approx(1 + 1.42 * 0.1 * 2**0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("name", HDP)
