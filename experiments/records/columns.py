@@ -146,7 +146,8 @@ _SECTIONS = re.compile(r"(?:layout|memory|cluster|model)\..+")
 _SWITCHES = (*(key for key in KEYS if key.startswith(("layout.", "memory."))), "cluster.node")
 _OWN_COLUMN = {
     **{name: name for name in _CONFIG}, "gpus": "n_gpus", "name": "model_name",
-    "sharding": "zero_stage", "sequence_parallel": "sp", "rank_capacity": "micro_batch", "must_fit": "outcome",
+    "micro_batch_size": "micro_batch", "rank_capacity": "micro_batch", "sharding": "zero_stage",
+    "sequence_parallel": "sp", "must_fit": "outcome",
 }  # fmt: skip
 """Keys that are no columns, and the columns that say it."""
 
@@ -258,7 +259,10 @@ def _value(where: str, column: str, text: str) -> object:
         return None
     if column in _CHOICES:
         text = _plain(column, text)
-    return read_cell(where, column, text, _PARSERS[column]) if column in _PARSERS else text
+    try:
+        return read_cell(where, column, text, _PARSERS[column]) if column in _PARSERS else text
+    except UserInputError as error:
+        raise UserInputError(f"{error}; or an empty cell") from None
 
 
 def _plain(column: str, text: str) -> str:

@@ -73,6 +73,7 @@ def test_an_interleaved_schedule_has_chunks_and_1f1b_none(tmp_path: Path) -> Non
     ("column", "text", "words"),
     [
         ("layout.tp", "2", "the column is tp"),
+        ("layout.micro_batch_size", "2", "the column is micro_batch"),
         ("layout.schedul", "1f1b", "did you mean 'layout.schedule'"),
         ("layout.schedule", "gpipe", "is not one of 1f1b"),
         ("memory.logit_bytes", "many", "expected a number"),

@@ -97,7 +97,7 @@ def test_cells_become_values(tmp_path: Path) -> None:
     [
         (
             {"n_gpus": "many"},
-            r"runs.csv, row 2: n_gpus: expected a whole number of at least 1, got 'many'",
+            r"runs.csv, row 2: n_gpus: expected a whole number of at least 1, got 'many'; or an empty cell",
         ),
         ({"layers": "2.5"}, "row 2: layers: expected a whole number"),
         ({"tp": "0"}, "row 2: tp: expected a whole number"),
