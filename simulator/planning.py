@@ -39,9 +39,10 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
     layout = setup.layout
     if setup.cp_sharding != (layout.context.sharding or "document"):
         layout = layout.changed(cp_sharding=setup.cp_sharding)
-    meets = layout.sharding.loss_average != "step" or layout.precision.blocking_maxima
-    if meets and not setup.strategy.in_turns:
-        layout = layout.changed(loss_average="step", blocking_maxima=False)
+    if not setup.strategy.in_turns:
+        alone = {"loss_average": "step", "blocking_maxima": False, "sum_every_micro_batch": False}
+        if any(layout.switch(name) != value for name, value in alone.items()):
+            layout = layout.changed(**alone)
     return _cost_of(setup.model, layout, setup.cluster, cal)
 
 

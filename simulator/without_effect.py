@@ -62,12 +62,8 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     sharding = f"sharding is {layout.sharding.kind}"
     alone = "there is one rank" if ranks == 1 else ""
     of_gradients = "gather_overlap gradient_overlap prefetch_gather owner_broadcasts gradient_all_reduce"
-    yield (
-        alone,
-        "layout",
-        f"dp_overlap loss_average shard_ranks gather_lists shard_copies reuse_parameters {of_gradients}",
-    )
-    yield alone, "layout", "bucket_parameters"
+    yield alone, "layout", f"dp_overlap loss_average shard_ranks sum_every_micro_batch {of_gradients}"
+    yield alone, "layout", "bucket_parameters gather_lists shard_copies reuse_parameters"
     yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
     yield alone, "memory", "bucket_bytes gather_buffer_bytes"
     parallel = layout.parallel
@@ -169,7 +165,7 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
         why = "" if remote else "remote_data_loading is false: every node reads all at once"
         yield why, "data", "loader asynchronous_loading prefetch_steps"
     apart = "" if options.in_turns else f"{name}, whose ranks run different numbers of micro-batches"
-    yield apart, "layout", "loss_average blocking_maxima"
+    yield apart, "layout", "loss_average blocking_maxima sum_every_micro_batch"
     alike = "" if len(setup.cluster.kinds) > 1 else "all nodes are of one kind"
     static = f"{name}, which gives all ranks the same" if options.name == "static" else ""
     dynamic = options.dynamic_groups

@@ -19,7 +19,7 @@ def product_output_bytes(layout: Layout) -> int:
     Source: Megatron-Core, distributed/param_and_grad_buffer.py (grad_reduce_in_fp32: type of main_grad); Apex,
     contrib/optimizers/distributed_fused_adam.py (grad_sync_dtype: type of the contiguous buffer of gradients).
     """
-    adds = layout.kernels.gradient_accumulation == "fused" and layout.sharding.kind != "zero3"
+    adds = layout.kernels.gradient_accumulation == "fused" and not layout.sharding.sums_layers
     return 2 * layout.precision.gradient_bytes if adds else BF16_BYTES
 
 
@@ -37,14 +37,14 @@ def accumulation_s(model: Model, layout: Layout, held: StageContents, gpu: Gpu, 
         cast      parameters x (2 B + g + 3 g) / HBM          copy the gradient to the sum's precision first
 
     g = bytes of a summed gradient (`gradient_bytes`).
-    Counted: every micro-batch alike, embedding and head included; zero3 sums shards, and frozen models adapters, which
-    are small: nothing.
+    Counted: every micro-batch alike, embedding and head included. Nothing where shards add up (zero3, and zero2 that
+    sums in every backward) or adapters of frozen models, which are small.
     Ignored: the first micro-batch, whose gradient some frameworks keep instead of adding.
     Source: Megatron-LM (fused: gradient_accumulation_fusion; separate: param.main_grad.add_(param.grad)); PyTorch's
     AccumulateGrad (separate); DeepSpeed, runtime/bf16_optimizer.py (cast: hp_grad.add_(grad.to(hp_grad.dtype))).
     """
     how = layout.kernels.gradient_accumulation
-    if how == "fused" or layout.sharding.kind == "zero3" or model.frozen:
+    if how == "fused" or layout.sharding.sums_layers or model.frozen:
         return 0.0
     parameters = sum(count * kind_shard(model, layout, kind).total for kind, count in held.by_kind)
     tied = model.tied_embeddings and layout.parallel.pp == 1

@@ -129,7 +129,7 @@ class Layout(Checked):
         return self.with_groups(
             parallel=replace(self.parallel, pp=stages, cp=None),
             pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
-            sharding=Sharding(kind="zero3") if self.sharding.kind == "zero3" else Sharding(),
+            sharding=Sharding(kind="zero3") if self.sharding.sums_layers else Sharding(),
             recompute=recompute,
             context=replace(self.context, rank_capacity_tokens=None),
         )

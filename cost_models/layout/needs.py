@@ -47,6 +47,7 @@ ZERO_1_OR_2 = Need(
     "sharding is {sharding}, neither zero1 nor zero2",
     lambda layout: layout.sharding.kind in ("zero1", "zero2"),
 )
+ZERO_2 = _is("sharding", "zero2", "zero2")
 ZERO_3 = _is("sharding", "zero3", "zero3")
 SUMS_OF_ALL = Need(
     "no zero3", "sharding is {sharding}, which sums shards", lambda layout: layout.sharding.kind != "zero3"

@@ -200,6 +200,8 @@ class Sharding(Group):
     gathered again, where others of so many parameters are used in between (DeepSpeed); None = the layer stays."""
     owner_broadcasts: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
+    sum_every_micro_batch: bool = switch(False, needs=(needs.ZERO_2,))
+    """zero2: gradients are summed over ranks in every backward, not in a step's last alone (DeepSpeed)."""
     gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
     bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(
@@ -211,6 +213,16 @@ class Sharding(Group):
     them wait for the last one (Megatron-LM and NeMo up to spring 2025)."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether every rank gets all sums of gradients."""
+        return self.kind == "none" or (self.kind != "zero3" and self.gradient_all_reduce)
+
+    @property
+    def sums_layers(self) -> bool:
+        """Whether every backward sums gradients over ranks layer by layer, so that only sums of shards add up."""
+        return self.kind == "zero3" or (self.kind == "zero2" and self.sum_every_micro_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class MicroBatchCost:
         self.fabric = self.collectives.fabric
         self.offloading = Offloading(model, layout, cluster, cal)
         shards = (model, layout, cluster, cal, self.collectives)
-        self._sharded = ShardedParameters(*shards) if layout.sharding.kind == "zero3" else None
+        self._sharded = ShardedParameters(*shards) if layout.sharding.sums_layers else None
         self.kinds, self.kind = stage_kinds(model, layout.of_stages)
         self._counts = [dict(kind.with_prediction(model)) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
@@ -161,7 +161,8 @@ class MicroBatchCost:
         several = self.layout.parallel.ranks(self.collectives.fabric.cluster.gpus) > 1
         if several and any(maxima_s(self.layout, self.collectives, kind.layers) for kind in self.kinds):
             return "pass"
-        return "loss" if self.loss_average_s > 0.0 else "step"
+        sums = several and self.layout.sharding.sums_layers and self.layout.sharding.kind == "zero2"
+        return "loss" if sums or self.loss_average_s > 0.0 else "step"
 
     def _pass_times(self, sums: bool) -> Floats:
         """[K, 1], whatever the tokens: a backward's *sums* of gradients, or agreement on maxima in a pass."""
@@ -255,6 +256,7 @@ class MicroBatchCost:
                 again = self._repeats_of[LayerKind.MAMBA]
                 add("spread", backward, "ring_wait", scanning, exchanged, again)
         terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
+        shown = "layer_gather" if self.layout.sharding.kind == "zero3" else "layer_reduce"
         for each in self._layer_columns:
             counts = [by_kind.get(each, 0) for by_kind in self._counts]
             for kind, backward, sent in self._layers.linear_sent(tokens, layers, each):
@@ -264,7 +266,7 @@ class MicroBatchCost:
                     compute_s = self._compute_s(layers, backward)[each]
                     shards = self._sharded.sent(each, compute_s, backward=backward)
                     if shards is not None:
-                        add("shards", backward, "layer_gather", counts, shards, self._repeats_of[each])
+                        add("shards", backward, shown, counts, shards, self._repeats_of[each])
         if batches.offload_ratio.any():
             for alike in alike_for_offload(self.kinds):
                 moving = [kind.offloading_layers * (kind in alike) for kind in self.kinds]

@@ -62,11 +62,11 @@ def gradient_buffer_s(
 
         t = parameters x gradient x (1 write + 2 for the division [more than one copy]) / HBM
 
-    Counted: once a step, on the whole buffer; with zero3 there is none (sums are sharded layer by layer).
+    Counted: once a step, on the whole buffer; none where every backward sums shards (zero3).
     Ignored: collectives that divide by themselves.
     Source: Megatron-LM, param_and_grad_buffer.py (zeroed every step, scaled by 1 / data-parallel size before the sum).
     """
-    if layout.sharding.kind == "zero3":
+    if layout.sharding.sums_layers:
         return np.zeros_like(parameters)
     passes = ZEROING_PASSES + (SCALING_PASSES if copies > 1 else 0)
     return memory_bound_s(passes * layout.precision.gradient_bytes * parameters, cluster.gpu, cal)

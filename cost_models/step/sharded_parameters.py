@@ -1,5 +1,8 @@
 """Parameters sharded over ranks (ZeRO-3, FSDP, HSDP): what their traffic, layer by layer, adds to compute.
 
+Of ZeRO-2 that sums gradients in every backward (DeepSpeed, runtime/zero/stage_1_and_2.py,
+reduce_ready_partitions_and_remove_grads: where gradients are partitioned, at every micro-batch) the reductions alone.
+
 A *unit* is what is gathered and reduced at once: a layer, or the embedding and output projection. While a unit
 computes, the next one is gathered and the one before is reduced (prefetch of one unit).
 """
@@ -164,8 +167,11 @@ class ShardedParameters:
         ranks = layout.parallel.ranks(cluster.gpus)
         spread = layout.parallel.expert_gpus
         copies = max(1, ranks * layout.parallel.tp // spread)
-        self._dense = ShardGroups.of(layout, collectives, ranks, layout.parallel.rank_stride)
-        self._experts = ShardGroups.of(layout, collectives, copies, spread)
+        self._gathers = layout.sharding.kind == "zero3"
+        self._hides = layout.sharding.overlap and (self._gathers or layout.sharding.gradient_overlap)
+        shards = layout.changed(shard_ranks=None) if layout.sharding.all_reduces else layout
+        self._dense = ShardGroups.of(shards, collectives, ranks, layout.parallel.rank_stride)
+        self._experts = ShardGroups.of(shards, collectives, copies, spread)
         self._forward, self._backward = {}, {}
         for kind in kinds_of(model):
             one, moe = as_layer(model, kind)
@@ -188,17 +194,22 @@ class ShardedParameters:
                 continue
             if not self._model.frozen:  # of adapters next to nothing
                 volume = self._layout.precision.gradient_bytes * parameters
-                reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
+                if self._layout.sharding.all_reduces:
+                    reduce += float(self._collectives.all_reduce_s(volume, groups.shard))
+                    volume *= 2
+                else:
+                    reduce += float(self._collectives.reduce_scatter_s(volume, groups.shard, in_place=True))
                 reduced_bytes += groups.shard.sent_to_other_nodes(volume)
             moved += parameters
-            volume = BF16_BYTES * parameters
-            gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
-            gathered_bytes += groups.shard.sent_to_other_nodes(volume)
-        copies = self._layout.sharding.copies
+            if self._gathers:
+                volume = BF16_BYTES * parameters
+                gather += float(self._collectives.all_gather_s(volume, groups.shard, in_place=True))
+                gathered_bytes += groups.shard.sent_to_other_nodes(volume)
+        copies = self._layout.sharding.copies if self._gathers else "buckets"
         gradient_bytes = self._layout.precision.gradient_bytes
         copied_in = copy_in_bytes(copies, gradient_bytes, self._cal) * moved * self._reduces
-        copied_out = COPY_OUT_BYTES * moved if copies in ("both", "buckets") else 0.0
-        lists_s = self._lists_s(tensors)
+        copied_out = COPY_OUT_BYTES * moved if self._gathers and copies in ("both", "buckets") else 0.0
+        lists_s = self._lists_s(tensors) * self._gathers
         return UnitTraffic(
             gather_s=gather,
             copy_out_s=float(memory_bound_s(copied_out, self._gpu, self._cal)) + lists_s,
@@ -217,7 +228,7 @@ class ShardedParameters:
         seconds = np.full_like(layer_s, unit.gather_s + unit.reduce_s * backward)
         rate = self._collectives.wires(self._dense.shard).nic_bytes_per_s
         beside_s = layer_s + self._cal.overlap_slowdown * seconds
-        hidden_s = beside_s if self._layout.sharding.overlap else None
+        hidden_s = beside_s if self._hides else None
         return SentTimes.of_collective(seconds, np.full_like(layer_s, volume), rate, hidden_s=hidden_s)
 
     @property
@@ -289,7 +300,7 @@ class ShardedParameters:
         transfer_s = unit.gather_s + reduce_s
         if not transfer_s:
             return np.zeros_like(compute_s), np.zeros_like(compute_s)
-        if not self._layout.sharding.overlap:
+        if not self._hides:
             return np.full_like(compute_s, unit.gather_s), np.full_like(compute_s, reduce_s)
         added_s = overlapped_s(compute_s, transfer_s, self._cal.overlap_slowdown) - compute_s
         return added_s * unit.gather_s / transfer_s, added_s * reduce_s / transfer_s

@@ -133,18 +133,16 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
         if layout.sharding.kind == "zero3":
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
-            if groups.replicas is not None:
-                volume = layout.precision.gradient_bytes * shards
-                reduced_s = cost.collectives.all_reduce_s(volume, groups.replicas)
-                sync += reduced_s
-                last_sync += reduced_s / buckets(counts, members, layout)
+            reduced_s = _sync_s(cost, counts, groups, np.ones_like(counts))
+            sync += reduced_s
+            last_sync += reduced_s / buckets(counts, members, layout)
         else:
             group = cost.collectives.group(members, stride=stride)
             plain = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
             groups = ShardGroups.of(plain, cost.collectives, members, stride)
             pieces = _pieces(cost, counts, members)
             everyone = ShardGroups(shard=group, replicas=None)
-            summed = everyone if layout.sharding.gradient_all_reduce else groups
+            summed = everyone if layout.sharding.all_reduces else groups
             gathered_s = _gather_s(cost, counts, groups.shard)
             reduced_s = _sync_s(cost, counts, summed, pieces)
             optimizer += step_checks_s(group, layout.host, cal.network)
@@ -176,11 +174,12 @@ def step_traffic(cost: MicroBatchCost, batches: MicroBatches, ranks: int) -> Ste
         gradients = layout.precision.gradient_bytes * counts
         if layout.sharding.kind in ("zero1", "zero2"):
             gathers.append(_sum_traffic(cost, BF16_BYTES * counts, groups.shard, within))
-        if layout.sharding.kind == "none" or layout.sharding.gradient_all_reduce:
+        if layout.sharding.all_reduces:
             everyone = collectives.group(members, stride=stride)
-            sums.append(_sum_traffic(cost, 2.0 * gradients, everyone, within))
+            if not layout.sharding.sums_layers:
+                sums.append(_sum_traffic(cost, 2.0 * gradients, everyone, within))
             continue
-        if layout.sharding.kind != "zero3":
+        if not layout.sharding.sums_layers:
             sums.append(_sum_traffic(cost, gradients, groups.shard, within))
         if groups.replicas is not None:
             apart = within * groups.shard.ranks
@@ -195,7 +194,7 @@ def step_traffic(cost: MicroBatchCost, batches: MicroBatches, ranks: int) -> Ste
         gather_s=sums_s.gather_s,
         sums=tuple(one for one in sums if one.sent_bytes.any()),
         sync_s=sums_s.sync_s,
-        shard_ranks=layout.sharding.ranks or ranks if layout.sharding.kind == "zero3" else 1,
+        shard_ranks=layout.sharding.ranks or ranks if layout.sharding.sums_layers else 1,
         expert_ranks=(layout.parallel.ep, layout.parallel.expert_cut),
     )
 
@@ -300,13 +299,17 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, piece
     """One collective over everything; buckets of stated size pay its latency each, and its check.
 
     Sharded, unless every rank gets all sums: a reduce-scatter among those that share the states, an all-reduce of the
-    shards among their replicas.
+    shards among their replicas. This alone where every backward sums layers (sharded_parameters).
     Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
     """
     layout = cost.layout
     each = pieces if layout.sharding.bucket_parameters is not None else np.ones_like(pieces)
     volume = layout.precision.gradient_bytes * parameters / np.maximum(each, 1.0)
-    if layout.sharding.kind == "none" or layout.sharding.gradient_all_reduce:
+    if layout.sharding.sums_layers:
+        if groups.replicas is None:
+            return np.zeros_like(parameters)
+        return cost.collectives.all_reduce_s(volume / groups.shard.ranks, groups.replicas)
+    if layout.sharding.all_reduces:
         once_s = cost.collectives.all_reduce_s(volume, groups.shard)
         if layout.host.checked_collectives:
             once_s = np.maximum(once_s, check_s(groups.shard, cost.cal.network))

@@ -31,7 +31,7 @@ from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_pe
 from hdpsim.errors import InfeasibleError
 
 RANKS = 128
-GATHER, REDUCE = TERMS.index("layer_gather"), TERMS.index("layer_reduce")
+GATHER, REDUCE, SMALL = (TERMS.index(term) for term in ("layer_gather", "layer_reduce", "small_kernels"))
 LAYER, VOCABULARY = layer_shard(MODEL, Layout(), moe=False)[0], MODEL.vocab * MODEL.hidden
 
 
@@ -155,6 +155,39 @@ def test_shards_inside_a_node_use_nvlink_and_replicas_sum_once_a_step() -> None:
     result = epilogue(ideal_cost(layout=layout), RANKS, data_s=0.0)
     assert result.parameter_gather_s.tolist() == [0.0]
     assert result.gradient_sync_s == pytest.approx([2 * 15 / 16 * 4 * count / 8 / NIC], rel=0.02)
+
+
+@pytest.mark.parametrize("gradient_all_reduce", [False, True])
+def test_zero2_may_sum_in_every_backward(gradient_all_reduce: bool) -> None:
+    once = Layout(sharding="zero2", gradient_all_reduce=gradient_all_reduce, gradient_accumulation="cast")
+    every = once.changed(sum_every_micro_batch=True)
+    costs = [ideal_cost(layout=layout) for layout in (once, every)]
+    (_, summed), (forward, backward) = (
+        [side[:, 0, 0] for side in cost.both_terms_s(micro_batches([[1]]))] for cost in costs
+    )
+    # what a reduce-scatter of 4 B sends, or twice as much
+    assert backward[REDUCE] == pytest.approx((1 + gradient_all_reduce) * wire_s(32, 2, 4), rel=0.05)
+    assert forward[[GATHER, REDUCE]].sum() == backward[GATHER] == 0.0
+    # neither a sum after the last one, nor kernels that add up, nor a buffer to zero and divide
+    assert backward[SMALL] < summed[SMALL]
+    before, after = (epilogue(cost, RANKS, data_s=0.0) for cost in costs)
+    assert after.gradient_sync_s.tolist() == [0.0] != before.gradient_sync_s.tolist()
+    assert after.parameter_gather_s == before.parameter_gather_s
+    assert after.optimizer_s < before.optimizer_s
+
+
+def test_sums_in_every_backward_hide_as_layers_compute_and_meet() -> None:
+    layout = Layout(sharding="zero2", sum_every_micro_batch=True, gradient_bytes=2)
+    shown = []
+    for gpu in (FAST_MEMORY_GPU, GPU):
+        for on in (True, False):
+            cost = ideal_cost(layout=layout.changed(gradient_overlap=on), cluster=ideal_cluster(gpu=gpu))
+            assert cost.meets_after == "loss"
+            shown.append(cost.both_terms_s(micro_batches([[200_000]]))[1][REDUCE, 0, 0])
+    # into a bucket 2 + 2, put in order and divided 2 + 2 each
+    copies_s = 12 * (32 * LAYER + 2 * VOCABULARY) / HBM
+    assert shown[:2] == pytest.approx([wire_s(1, 2, 2), wire_s(32, 2, 2)], rel=0.02)
+    assert np.subtract(shown[2:], shown[:2]) == pytest.approx(copies_s, rel=1e-5)
 
 
 def test_without_replicas_nothing_is_left_for_the_end_of_the_step() -> None:
