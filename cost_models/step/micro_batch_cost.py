@@ -159,7 +159,8 @@ class MicroBatchCost:
         if self.layout.pipeline.schedule == "dualpipe":
             return "step"
         several = self.layout.parallel.ranks(self.collectives.fabric.cluster.gpus) > 1
-        if several and any(maxima_s(self.layout, self.collectives, kind.layers) for kind in self.kinds):
+        maxima = several and self.layout.precision.blocking_maxima  # what is nothing needs no explanation
+        if maxima and any(maxima_s(self.layout, self.collectives, kind.layers) for kind in self.kinds):
             return "pass"
         sums = several and self.layout.sharding.sums_layers and self.layout.sharding.kind == "zero2"
         return "loss" if sums or self.loss_average_s > 0.0 else "step"
