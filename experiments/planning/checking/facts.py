@@ -83,6 +83,12 @@ def _groups(now: Observed) -> int:
     return now.setup.ranks // now.first.largest_group
 
 
+def _micro_batches(now: Observed) -> float:
+    """Micro-batches of a rank between two drains of its pipeline."""
+    of_step = len(now.first.plan.member_ranks) / now.first.plan.ranks
+    return min(of_step, now.setup.layout.pipeline.call or of_step)
+
+
 def _slow_kernels(now: Observed) -> str:
     names = ("attention_kernel", "fused_kernels", "fused_loss", "gradient_accumulation", "expert_kernels")
     known = {name: now.values[f"layout.{name}"] for name in names}
@@ -115,7 +121,7 @@ _FACTS: Mapping[str, Callable[[Observed], Any]] = {
     "left_over": lambda now: now.first.plan_micro_batches % _groups(now),
     "left_over_s": _left_over_s,
     "mean_stage_s": lambda now: now.busy_s.mean(),
-    "micro_batches": lambda now: len(now.first.plan.member_ranks) / now.first.plan.ranks,
+    "micro_batches": _micro_batches,
     "nic_gb_per_s": lambda now: now.node.nic_bytes_per_s_per_gpu / 1e9,
     "padded_share": _padded_share,
     "padding_s": _padding_s,

@@ -121,6 +121,11 @@ def test_a_planted_waste_is_found_and_its_change_saves_what_is_said(name: str) -
     assert saved_s > 0.0
 
 
+def test_a_pipeline_that_drains_in_between_has_the_micro_batches_of_a_call() -> None:
+    (found, *_) = only(small(layout={"pp": 4, "schedule_micro_batches": 1}), "pipeline-bubbles").findings
+    assert "a rank has 1.0 micro-batches" in found.seen
+
+
 def test_seconds_of_an_account_are_those_of_the_step() -> None:
     scenario = small(layout={"recompute": "full"})
     (found,) = only(scenario, "recomputation").findings
