@@ -64,11 +64,9 @@ def copy_in_bytes(copies: ShardCopies, gradient_bytes: int, cal: Calibration) ->
         return 0.0
     summed_in_16_bits = gradient_bytes == BF16_BYTES
     copied = 2.0 * BF16_BYTES if summed_in_16_bits else (BF16_BYTES + gradient_bytes) * cal.cast_factor
-    if copies == "both":
-        return copied
-    if copies == "buckets":
-        return copied + 4 * gradient_bytes
-    return 2 * BF16_BYTES + copied * (not summed_in_16_bits) + 2 * gradient_bytes
+    if copies == "gradients":
+        return 2 * BF16_BYTES + copied * (not summed_in_16_bits) + 2 * gradient_bytes
+    return copied + 4 * gradient_bytes * (copies == "buckets")
 
 
 def overlapped_s(compute_s: Floats, transfer_s: Floats | float, slowdown: float) -> Floats:
