@@ -23,11 +23,16 @@ S, KV = 65536, 2 * KV_HEADS * 128  # tokens; width of keys and values
 
 
 def attention(
-    kind: ContextParallelKind = "ring", model: Model = MODEL, tp: int = 1, *, merge_bytes: float = 0.0
+    kind: ContextParallelKind = "ring",
+    model: Model = MODEL,
+    tp: int = 1,
+    *,
+    merge_bytes: float = 0.0,
+    block_half_tokens: float = 0.0,
 ) -> AttentionCost:
     where = ideal_cluster(gpu=GPU) if merge_bytes else ideal_cluster()
     layout = Layout(cp_kind=kind, tp=tp)
-    cal = replace(IDEAL, merge_bytes_per_element=merge_bytes)
+    cal = replace(IDEAL, merge_bytes_per_element=merge_bytes, attention_block_half_tokens=block_half_tokens)
     return AttentionCost(model, layout, where.gpu, cal, FabricModel(where, IDEAL.network))
 
 
@@ -44,6 +49,17 @@ def test_a_rank_does_its_share_of_the_attention(kind: ContextParallelKind, backw
     assert (shared.merge[0] > 0.0) == (kind == "disaggregated")
     assert shared.attention[0] == pytest.approx(alone.attention[0] / 8, rel=1e-12)
     assert alone.attention[0] == pytest.approx(group(attention(), 1, backward=backward).attention[0])
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "disaggregated"])
+def test_only_backwards_pay_for_keys_that_several_slices_meet(kind: ContextParallelKind) -> None:
+    # 16 slices of a sixteenth each, two on a rank: 15 / 2 times all keys more than one slice, of S^2 / 2 pairs in all
+    for backward in (False, True):
+        free, paid = (
+            group(attention(kind, block_half_tokens=half), 8, backward=backward).attention[0]
+            for half in (0.0, 64.0)
+        )
+        assert paid / free == pytest.approx(1 + backward * 64.0 * 15 / S, rel=1e-3)
 
 
 @pytest.mark.parametrize(

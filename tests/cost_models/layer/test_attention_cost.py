@@ -95,6 +95,7 @@ class TestAlone:
             for slices in (1, 4)
         )
         assert sliced[0] == whole[0]
+        assert whole[1] == pytest.approx(5 * HIDDEN * 8000**2 / PEAK)
         assert sliced[1] - whole[1] == pytest.approx(2.5 * 4 * HIDDEN * 100 * 12_000 / PEAK)
 
     def test_same_as_the_kernel(self) -> None:

@@ -155,3 +155,6 @@ def test_unequal_packs_wait_at_8_bit_maxima_whoever_plays_them_but_not_under_hdp
     planned = replace(setup, strategy=replace(setup.strategy, name="hdp-opt"))
     assert micro_batch_cost(pairs).meets_after == micro_batch_cost(planned).meets_after == "step"
     assert any("layout.blocking_maxima" in note for note in without_effect(planned))
+    summing = Layout(cp=1, rank_capacity_tokens=1024, sharding="zero2", sum_every_micro_batch=True)
+    for other, meets in ((setup, "loss"), (planned, "step")):
+        assert micro_batch_cost(replace(other, layout=summing)).meets_after == meets
