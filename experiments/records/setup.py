@@ -285,7 +285,8 @@ def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     elif gpus > domain:
         rate = node.nic_bytes_per_s_per_gpu / BYTES_PER_S_PER_GBPS
         assumptions.append(f"network of {rate:g} Gbit/s per GPU")
-    if config.gpus_per_node == BOARD_GPUS < gpus and node.name.startswith("hgx-"):
+    # Four of four may be half of a server of eight.
+    if config.gpus_per_node == BOARD_GPUS and gpus not in (1, BOARD_GPUS) and node.name.startswith("hgx-"):
         node = replace(node, board_gpus=BOARD_GPUS, nvlink_sharp=False)
         assumptions.append("four GPUs on a board without NVSwitch")
     if domain != node.gpus:

@@ -230,6 +230,17 @@ def test_the_cluster_is_what_the_run_used(
     assert cluster.node.board_gpus == (4 if gpus == 4 and nodes > 1 else None)
 
 
+def test_two_of_four_gpus_have_a_third_of_their_links(tmp_path: Path) -> None:
+    """Servers of four have no switch: each GPU's links run in equal parts to the three others."""
+    pair = {"n_gpus": "2", "tp": "2", "dp": "1", "pp": "1", "ep": "1", "n_experts": "", "topk": ""}
+    of_eight, of_four = (
+        prepare(config(tmp_path, **pair, gpus_per_node=per_node)).setup.cluster.node
+        for per_node in ("8", "4")
+    )
+    assert (of_eight.gpus, of_eight.board_gpus) == (2, None)
+    assert (of_four.gpus, of_four.board_gpus) == (2, 4)
+
+
 def test_what_the_source_does_not_say_is_assumed_and_said(tmp_path: Path) -> None:
     silent = ("micro_batch", "recompute", "vpp", "zero_stage", "sp", "precision", "gated_mlp", "vocab")
     prepared = prepare(config(tmp_path, **dict.fromkeys(silent, "")))

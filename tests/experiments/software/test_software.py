@@ -460,6 +460,8 @@ def test_a_framework_that_no_rule_knows_is_said() -> None:
         ("BioNeMo", 2023, "", "attention_kernel", "flash1"),
         ("Megatron-LM", 2024, "moe_grouped_gemm false", "expert_kernels", "modules"),
         ("Megatron-Core", 2025, "moe_grouped_gemm true", "expert_kernels", "separate"),
+        ("Hugging Face Trainer", 2024, "", "expert_kernels", "modules"),
+        ("Hugging Face Trainer", 2026, "", "expert_kernels", None),
     ],
 )
 def test_what_a_stack_of_a_year_does(
