@@ -48,6 +48,7 @@ from hdpsim.simulator.play.shortcuts.equal_ranks import (
     find_teams,
     plan_of_lone_ranks,
 )
+from hdpsim.simulator.play.shortcuts.one_stage import is_one_stage, play_one_stage
 from hdpsim.simulator.play.shortcuts.repeating_micro_batches import lone_step_end, run_lone_ranks
 from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
 from hdpsim.simulator.play.shortcuts.unequal_stages import run_side_by_side, side_by_side
@@ -141,6 +142,8 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
     Raises:
         DeadlockError: some operations can never start.
     """
+    if is_one_stage(program):
+        return *play_one_stage(program, opening_s), None
     order, bounds = waves_of(program)
     plan, extras, ends = program.plan, program.extras, program.common_ends
     operations = len(program.operation_s)

@@ -137,9 +137,10 @@ def test_accounts_sum_to_the_step(case: Case):
 
 
 @given(cases())
-def test_waves_that_are_kept_by_slot_play_as_those_found_for_the_plan_do(case: Case):
+def test_waves_kept_by_slot_and_one_stage_play_as_waves_found_for_the_plan_do(case: Case):
     kept = run_replay(case.plan, case.costs, case.noise)
-    with patch("hdpsim.simulator.play.replay.waves_of", find_waves):
+    replay = "hdpsim.simulator.play.replay"
+    with patch(f"{replay}.waves_of", find_waves), patch(f"{replay}.is_one_stage", return_value=False):
         found = run_replay(case.plan, case.costs, case.noise)
     assert kept.step_s == found.step_s
     assert np.array_equal(kept.account_s, found.account_s)
