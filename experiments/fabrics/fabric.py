@@ -45,7 +45,7 @@ def fabric_document(
         notes=(
             "GB/s per GPU and direction while all GPUs send; latency of one message between two GPUs.",
             "Devices: " + ", ".join(f"{count:,} {kind}" for kind, count in devices.items()),
-            *(() if drawing is None else (f"Drawing: {drawing}",)),
+            *(() if drawing is None else (f"{'Graph' if is_graph(drawing) else 'Drawing'}: {drawing}",)),
         ),
         payload={
             "cluster": cluster.name,
@@ -88,6 +88,11 @@ def tiers_of(cluster: Cluster, network: NetworkCalibration) -> list[dict[str, An
             }
         )
     return tiers
+
+
+def is_graph(path: str) -> bool:
+    """Whether a file of that name holds the network as data, not as a picture."""
+    return Path(path).suffix.lower() == ".graphml"
 
 
 def check_drawing(out: str) -> None:

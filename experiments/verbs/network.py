@@ -57,7 +57,7 @@ def fabric(
     document = study.fabric_document(
         cluster, network, tiers, devices, None if drawing is None else str(drawing)
     )
-    if drawing is not None and Path(drawing).suffix.lower() == ".graphml":
+    if drawing is not None and study.is_graph(str(drawing)):
         study.write_graph(cluster, network, Path(drawing))
     elif drawing is not None:
         from hdpsim.experiments.output.plots.style import write_figure

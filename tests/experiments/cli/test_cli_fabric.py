@@ -94,7 +94,10 @@ def test_drawings(tmp_path: Path, suffix: str) -> None:
 
 def test_the_graph_for_other_tools(tmp_path: Path) -> None:
     path = tmp_path / "fabric.graphml"
-    assert run("superpod-h100", "--gpus", "16", "--out", str(path)).exit_code == 0
+    result = run("superpod-h100", "--gpus", "16", "--out", str(path))
+    assert result.exit_code == 0, result.output
+    assert f"Graph: {path}" in result.stdout
+    assert "Drawing" not in result.stdout
     graph = nx.read_graphml(path)
     assert sum(kind == "gpu" for _, kind in graph.nodes(data="kind")) == 16
     assert nx.is_isomorphic(graph, build_graph(catalog.cluster_of("hgx-h100-80gb", gpus=16), collapse=False))
