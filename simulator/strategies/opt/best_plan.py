@@ -43,7 +43,7 @@ Above, packs smaller than the capacity were better by 0.01 % at most (17 batches
 them), and took two to fifteen times as long to plan.
 """
 FEW = 1024
-"""Sequences up to which Megatron-Core's schedulers, in pure Python, take some hundredths of a second."""
+"""Sequences up to which Megatron-Core's dynamic CP, in pure Python, takes some hundredths of a second."""
 PLANNED = (12, 4)
 """Sizes of packs that are planned at most: of a large batch few, and none after one that is balanced."""
 SHARING_SAVES = 0.9
@@ -123,11 +123,10 @@ def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[Plann
     if not everything:
         fits = problem.lengths.max() <= problem.target_tokens and not problem.quick
         return (plan_wlb_llm,) if fits else ()
-    if len(problem.lengths) <= FEW:
-        pipelined = (balanced_with_pp,) if problem.stages > 1 else ()
-        return (plan_balanced, plan_wlb_llm, dynamic_cp, *pipelined)
-    rounds = (dynamic_cp,) if problem.meets and len(problem.lengths) <= SMALL else ()
-    return (plan_balanced, plan_wlb_llm, *rounds)
+    count = len(problem.lengths)
+    rounds = (dynamic_cp,) if count <= FEW or (problem.meets and count <= SMALL) else ()
+    pipelined = (balanced_with_pp,) if problem.stages > 1 and count <= SMALL else ()
+    return (plan_balanced, plan_wlb_llm, *rounds, *pipelined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,8 +326,11 @@ def test_of_few_sequences_packs_of_every_size_are_considered():
     assert not best_plan._targets(long, np.inf)
 
 
-def test_of_few_sequences_in_a_pipeline_the_planner_for_pipelines_is_asked():
-    # 133 sequences on 16 ranks of two stages (zb-h1): without its plan the step takes 5.7 % longer.
+@pytest.mark.parametrize("sequences", [9, best_plan.FEW + 1, best_plan.SMALL, best_plan.SMALL + 1])
+def test_in_a_pipeline_the_planner_for_pipelines_is_asked(sequences: int):
+    # 133 sequences on 16 ranks of two stages (zb-h1): without its plan the step takes 5.7 % longer; 3,924 sequences on
+    # 8 ranks of two stages (interleaved): 3.1 %.
     for stages in (1, 2):
-        asked = best_plan._others(problem_of(small_setup(layout=Layout(pp=stages)), np.full(9, 64)), True)
-        assert (balanced_with_pp in asked) is (stages > 1)
+        problem = problem_of(small_setup(layout=Layout(pp=stages)), np.full(sequences, 64))
+        asked = best_plan._others(problem, True)
+        assert (balanced_with_pp in asked) is (stages > 1 and sequences <= best_plan.SMALL)
