@@ -21,7 +21,7 @@ from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import run_campaign
-from hdpsim.experiments.campaigns.setup import sampling_error
+from hdpsim.experiments.campaigns.undisturbed_step import sampling_error
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, probability, slower_with
