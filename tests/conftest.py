@@ -7,7 +7,8 @@ and that is no failure. A change is judged by the examples that the one before w
 Whoever starts the tests in the background (`&`, nohup) has Ctrl-C and the end of the terminal ignored, and so would
 every command that the tests start and interrupt.
 
-Where nothing may be written beside the sources, every command would compile all of hdpsim anew: it is kept elsewhere.
+Where nothing may be written beside the sources, every process would compile hdpsim and the tests anew: what it made
+is kept with pytest's cache.
 
 Figures of files are laid out, text and all, but not drawn as PNG and SVG, which takes most of many commands' time:
 tests of the drawing itself ask for `pictures`.
@@ -17,6 +18,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -38,8 +40,14 @@ for _name, _answer in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal
         signal.signal(_number, _answer)
 
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="hdpsim-tests-")
-    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+    _kept = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    try:
+        _kept.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a checkout that is only read
+        _kept = Path(tempfile.mkdtemp(prefix="hdpsim-tests-"))
+        atexit.register(shutil.rmtree, _kept, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(_kept)
+    sys.dont_write_bytecode = False
 
 _draw = style.write_figure
 
