@@ -17,6 +17,8 @@ from hdpsim.simulator.lower_bound import lower_bound_s
 from hdpsim.simulator.setup import ExecutionOptions
 from hdpsim.simulator.step import simulate_step
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 MAMBA = Mamba(heads=32, head_dim=64, state=128, groups=8)
 HYBRID = replace(MODEL, name="hybrid", layer_pattern="M-M*M-M-", mamba=MAMBA)
 EXPERTS = replace(HYBRID, name="experts", layer_pattern="MEM*E*ME", experts=8, top_k=2, expert_latent=256)

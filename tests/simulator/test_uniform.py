@@ -18,6 +18,8 @@ from hdpsim.simulator.setup import ExecutionOptions, MemoryOptions, Setup
 from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.uniform import price_uniform
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 LARGE = catalog.model("llama-70b")  # of which memory decides
 
 

@@ -23,6 +23,8 @@ from hdpsim.simulator.setup import ExecutionOptions, Setup, StrategyName
 from hdpsim.simulator.step import StepResult, simulate_step
 from hdpsim.simulator.step_memory import kind_memory
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 H100 = catalog.node("hgx-h100-80gb")
 A100 = catalog.node("hgx-a100-80gb")
 SLOW_NIC = replace(H100, name="slow-nic", nic_bytes_per_s=H100.nic_bytes_per_s / 8)

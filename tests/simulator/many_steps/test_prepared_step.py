@@ -18,6 +18,8 @@ from hdpsim.simulator.many_steps.prepared_step import prepare_step
 from hdpsim.simulator.setup import ExecutionOptions, Executor, Setup
 from hdpsim.simulator.step import simulate_step
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 LENGTHS = np.array([900, 700, 512, 300, 256, 100, 64, 1024])
 BIG = RunOptions(storage_bytes_per_s=1e18)
 

@@ -30,6 +30,8 @@ from hdpsim.simulator.pricing import price_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup
 from hdpsim.simulator.step import simulate_step
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 FLOWS = ExecutionOptions(network="flows")
 LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
 EXPERTS = replace(MODEL, name="experts", experts=16, top_k=2)

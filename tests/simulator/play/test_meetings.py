@@ -16,6 +16,8 @@ from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
 from hdpsim.simulator.play.replay import run_replay
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 
 def met(costs: StepCosts, ranks: int) -> StepCosts:
     return replace(costs, meeting_ranks=ranks)
