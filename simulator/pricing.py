@@ -14,8 +14,7 @@ from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_micro_batches import plan_costs
-from hdpsim.simulator.play.randomness.garbage_collection import synchronised_pause_s
-from hdpsim.simulator.play.randomness.tails import with_tails
+from hdpsim.simulator.play.randomness.noise import synchronised_pause_s, with_tails
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step_memory import allocator_s, settled_layout
 from hdpsim.simulator.strategies.problem import PlanningProblem

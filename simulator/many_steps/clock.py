@@ -30,8 +30,7 @@ import simpy
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.many_steps.checkpoints import Checkpoints, checkpoints_of
-from hdpsim.simulator.many_steps.host_memory import HostMemory, host_room_bytes
-from hdpsim.simulator.many_steps.host_memory_waits import HostedStep
+from hdpsim.simulator.many_steps.host_memory import HostedStep, HostMemory, host_room_bytes
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.prepared_step import PreparedStep
 from hdpsim.simulator.many_steps.record import Record

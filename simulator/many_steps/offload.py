@@ -13,7 +13,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.simulator.many_steps.host_memory_waits import HostedProgram, operation_bytes
+from hdpsim.simulator.many_steps.host_memory import HostedProgram, operation_bytes
 from hdpsim.simulator.play.accounts import Timeline, make_spans
 from hdpsim.simulator.play.pipeline.program import Program
 from hdpsim.simulator.play.pipeline.schedules import BACKWARD, FORWARD

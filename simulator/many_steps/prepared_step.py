@@ -15,8 +15,7 @@ from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.many_steps.checkpoints import checkpoints_of
-from hdpsim.simulator.many_steps.host_memory import host_room_bytes
-from hdpsim.simulator.many_steps.host_memory_waits import HostedProgram
+from hdpsim.simulator.many_steps.host_memory import HostedProgram, host_room_bytes
 from hdpsim.simulator.many_steps.offload import Offload, hosted_program, offload_of
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.planning import plan_batch
@@ -24,7 +23,7 @@ from hdpsim.simulator.play.execution import Execution, SharedLinks
 from hdpsim.simulator.play.flows.program import FlowProgram
 from hdpsim.simulator.play.pipeline.program import Program, compile_program
 from hdpsim.simulator.play.pipeline.schedules import STAGE_BY_STAGE
-from hdpsim.simulator.play.randomness.garbage_collection import synchronised_pause_s
+from hdpsim.simulator.play.randomness.noise import synchronised_pause_s
 from hdpsim.simulator.play.replay import replay_timeline
 from hdpsim.simulator.playing import plan_noise, play_plan, wired
 from hdpsim.simulator.pricing import price_plan

@@ -34,7 +34,7 @@ from hdpsim.cost_models.hardware.parts import CongestionControl
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.network.activity import Activity, Running
-from hdpsim.simulator.network.fair_rate_updates import FairSharing
+from hdpsim.simulator.network.fair_share import FairSharing
 from hdpsim.simulator.network.flow_record import FlowRecord, Recorder
 from hdpsim.simulator.network.link_demand import LinkUse
 

@@ -1,11 +1,14 @@
-"""Random durations: jitter of every operation, slow nodes, unequal GPUs, and garbage collections.
+"""Random durations: jitter of every operation, slow nodes, unequal GPUs, garbage collections, and waiting for the last.
 
-All of them are drawn before the step is played, so that both executors see the same ones.
+What is drawn is drawn before the step is played, so that both executors see the same numbers. What waiting for the
+slowest of many ranks adds to collectives and launches is an expectation: prices hold it before anything is drawn.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.layout.switches import RankOrder
+from hdpsim.cost_models.layout.switches import Parallel, RankOrder
+from hdpsim.cost_models.slowest_of_many import expected_largest, slowest_of
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.execution import Noise
+from hdpsim.simulator.setup import ExecutionOptions
 
-from .garbage_collection import add_garbage_collections
 from .slow_machines import Places, drifting, in_slow_period, log_normal, slow_forwards
 
 if TYPE_CHECKING:
@@ -157,3 +161,89 @@ def _compute_share(costs: StepCosts) -> Floats:
 def flaps_stream(options: ExecutionOptions) -> np.random.Generator:
     """The random numbers of the step's link flaps."""
     return _stream(options, _Cause.LINK_FLAPS, options.step)
+
+
+def with_tails(costs: StepCosts, options: ExecutionOptions, parallel: Parallel, plan: Plan) -> StepCosts:
+    """The costs with what *options* say about collectives and launches; the same object where they say nothing.
+
+        collective of n ranks:  exposed time x E[slowest of n]                             collective_jitter
+        gradient sums:          + launch_skew x sqrt(m) x E[largest of n standard normals]  launch_skew
+
+    m: micro-batches of a rank from one gradient sum to the next. Launches drift apart independently in each of them, so
+    that their spread grows with its root until the sums bring all together again.
+    Counted: tensor-parallel groups, rings, experts, and all ranks where parameters and gradients are exchanged.
+    Ignored: what of a tail compute hides; that the rank which launches last need not be the slowest one.
+    Source: MegaScale, arXiv 2402.15627, section 6.3 (reduce-scatters that ranks launch ever further apart); the
+        normal walk is assumed.
+    """
+    if not (options.collective_jitter or options.launch_skew_s):
+        return costs
+    alike = costs.alike and costs.forward_terms_s.shape[-1] > 0
+    sizes = plan.group_size[:1] if alike else plan.group_size
+    tails = _tails(costs, sizes, parallel, plan.ranks, options.collective_jitter)
+    forward, backward = (
+        np.ascontiguousarray((terms[:, :, :1] if alike else terms) * tails[:, None, :])
+        for terms in (costs.forward_terms_s, costs.backward_terms_s)
+    )
+    summed = slowest_of(plan.ranks, options.collective_jitter)
+    micro_batches = np.count_nonzero(plan.order != HOLE) / plan.ranks
+    skew_s = options.launch_skew_s * math.sqrt(micro_batches) * expected_largest(plan.ranks)
+    epilogue = replace(
+        costs.epilogue,
+        parameter_gather_s=costs.epilogue.parameter_gather_s * summed,
+        gradient_sync_s=costs.epilogue.gradient_sync_s * summed + skew_s,
+    )
+    longer = replace(costs, forward_terms_s=forward, backward_terms_s=backward, epilogue=epilogue)
+    return longer.repeated(costs.forward_terms_s.shape[-1]) if alike else longer
+
+
+def _tails(costs: StepCosts, sizes: np.ndarray, parallel: Parallel, ranks: int, jitter: float) -> Floats:
+    """[terms, n]: the factor on each term of micro-batches that so many ranks share."""
+    members: Mapping[str, int] = {
+        "tp_communication": parallel.tp,
+        "expert_all_to_all": parallel.expert_gpus,
+        "layer_gather": ranks,
+        "layer_reduce": ranks,
+    }
+    tails = np.ones((len(costs.terms), len(sizes)))
+    for row, name in enumerate(costs.terms):
+        if name == "ring_wait":
+            known, place = np.unique(sizes, return_inverse=True)
+            tails[row] = np.array([slowest_of(int(size), jitter) for size in known])[place]
+        elif name in members:
+            tails[row] = slowest_of(members[name], jitter)
+    return tails
+
+
+def add_garbage_collections(
+    forward: Floats,
+    random: np.random.Generator,
+    plan: Plan,
+    costs: StepCosts,
+    places: Places,
+    options: ExecutionOptions,
+) -> None:
+    """Lengthen the factors of forwards by the garbage collections of one step.
+
+    Every process (GPU) collects in one step out of `gc_period_steps`, in a random one, during a random forward; the
+    TP group of that stage waits for it. A pause lengthens the forward by `gc_pause_s`.
+
+    Ignored: collections while the device still has queued work (they would be hidden), growth of the heap.
+    Source: MegaScale, arXiv 2402.15627 section 6.3 (steps slow down with irregular garbage collection).
+    """
+    entries, rank, *_ = plan.entries
+    first, counts = np.searchsorted(rank, np.arange(plan.ranks)), np.bincount(rank, minlength=plan.ranks)
+    moment = places.by_stage(random.random(places.gpus))  # of its pause, should it make one
+    pauses = places.by_stage(random.random(places.gpus) * options.gc_period_steps < 1.0)
+    rank, stage, gpu = np.nonzero(pauses & (counts > 0)[:, None, None])
+    passed = (moment[rank, stage, gpu] * counts[rank] * costs.chunks).astype(np.int64)
+    slot, chunk = np.divmod(passed, costs.chunks)
+    entry = entries[first[rank] + slot]
+    forward_s = costs.forward_s[costs.kind[stage, chunk], plan.order[entry]]
+    longer = np.divide(options.gc_pause_s, forward_s, out=np.zeros_like(forward_s), where=forward_s > 0)
+    np.add.at(forward, (entry, stage, chunk), longer)
+
+
+def synchronised_pause_s(options: ExecutionOptions) -> float:
+    """Mean pause per step when all processes collect in the same step."""
+    return options.gc_pause_s / options.gc_period_steps if options.gc_synchronised else 0.0

@@ -12,7 +12,7 @@ from simulator_setups import small_setup
 
 from hdpsim.errors import OutOfMemoryError
 from hdpsim.simulator.many_steps.clock import run_of
-from hdpsim.simulator.many_steps.host_memory_waits import HostedProgram, operation_bytes
+from hdpsim.simulator.many_steps.host_memory import HostedProgram, operation_bytes
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.prepared_step import prepare_step
 from hdpsim.simulator.play.pipeline.program import compile_program

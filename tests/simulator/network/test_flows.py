@@ -17,8 +17,7 @@ from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric
 from hdpsim.cost_models.network.congestion import blocked_share
 from hdpsim.cost_models.network.ecmp_collisions import busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.network import fair_rate_updates, rates_on_short_links
-from hdpsim.simulator.network import users_of_links as link_users
+from hdpsim.simulator.network import fair_share, link_demand
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.link_demand import LinkUse
@@ -224,15 +223,15 @@ def test_who_has_links_to_itself_is_not_solved(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("module", "limit", "value"),
     [
-        (fair_rate_updates, "FEW", 0),  # everybody around from the first try on
-        (fair_rate_updates, "FEW", 1000),
-        (fair_rate_updates, "RECOUNT_AFTER", 1),
-        (fair_rate_updates, "RECOUNT_AFTER", 3),
-        (rates_on_short_links, "FEW", 0),  # all in arrays
-        (rates_on_short_links, "FEW", 10**9),  # all in plain Python
-        (link_users, "MANY", 0),  # no pattern is listed by link
-        (link_users, "MANY", 4),
-        (link_users, "KEPT", 0),  # patterns that nobody uses are soon forgotten
+        (fair_share, "TRIES", 0),  # everybody around from the first try on
+        (fair_share, "TRIES", 1000),
+        (fair_share, "RECOUNT_AFTER", 1),
+        (fair_share, "RECOUNT_AFTER", 3),
+        (fair_share, "FEW", 0),  # all in arrays
+        (fair_share, "FEW", 10**9),  # all in plain Python
+        (link_demand, "MANY", 0),  # no pattern is listed by link
+        (link_demand, "MANY", 4),
+        (link_demand, "KEPT", 0),  # patterns that nobody uses are soon forgotten
     ],
 )
 def test_how_the_changed_are_found_and_counted_changes_no_time(

@@ -14,9 +14,8 @@ from simulator_setups import small_setup
 
 from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.slowest_of_many import expected_largest, slowest_of
-from hdpsim.simulator.play.randomness.noise import draw_noise
+from hdpsim.simulator.play.randomness.noise import draw_noise, with_tails
 from hdpsim.simulator.play.randomness.slow_machines import drifting, in_slow_period
-from hdpsim.simulator.play.randomness.tails import with_tails
 from hdpsim.simulator.play.replay import run_replay
 from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step

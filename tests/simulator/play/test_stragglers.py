@@ -15,8 +15,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.play.engine import run_engine
 from hdpsim.simulator.play.execution import Noise
-from hdpsim.simulator.play.randomness.garbage_collection import synchronised_pause_s
-from hdpsim.simulator.play.randomness.noise import draw_noise
+from hdpsim.simulator.play.randomness.noise import draw_noise, synchronised_pause_s
 from hdpsim.simulator.play.randomness.slow_machines import clean_probability
 from hdpsim.simulator.setup import ExecutionOptions, StrategyOptions
 from hdpsim.simulator.step import simulate_step
