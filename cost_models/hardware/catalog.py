@@ -47,6 +47,24 @@ _READ: dict[tuple[Kind, str], Any] = {}
 _SXM = re.compile(r"sxm(?:[4-6](?!\dg))?")  # A100SXM480GB, A100SXM80GB
 
 
+_CHANGED = " (changed)"
+"""Behind the name of an entry of which single keys were changed."""
+
+
+def changed_name(name: str) -> str:
+    """What an entry of that name is called once single keys of it were changed."""
+    return name + _CHANGED
+
+
+def original_name(name: str) -> str:
+    """The name of the entry that a changed one started from; any other name is its own.
+
+    >>> original_name("h100-80gb (changed)"), original_name("h100-80gb")
+    ('h100-80gb', 'h100-80gb')
+    """
+    return name.removesuffix(_CHANGED)
+
+
 def names(kind: Kind) -> tuple[str, ...]:
     """All shipped names of a kind, sorted."""
     return tuple(sorted(_files(kind)))
@@ -193,7 +211,7 @@ def _entry(
         except CatalogError as error:
             problems.add(f"{key}.like" if key else "like", str(error))
             return None
-        name = name or f"{data['like']} (changed)"
+        name = name or changed_name(str(data["like"]))
         data = changed_document(kind, original, changes)
     return read(Fields(data, problems, key), name or f"custom {kind}")
 

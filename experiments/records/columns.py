@@ -138,7 +138,7 @@ _PARSERS: Mapping[str, Callable[[object], Any]] = {
     **{name: choice(known) for name, known in _CHOICES.items()},
 }
 _ZERO_NUMBERS = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
-_CONFIG = tuple(field.name for field in fields(RunConfig) if field.name != "switches")
+_CONFIG = tuple(field.name for field in fields(RunConfig) if field.name not in ("switches", "model", "node"))
 _MARKS = ("id", "source", "family", "suspect", "complete", "notes")
 """Columns that say something of the record, and nothing of the run."""
 _SECTIONS = re.compile(r"(?:layout|memory|cluster|model)\..+")

@@ -123,7 +123,7 @@ class References:
             return None
         self._written["model"] = {**changes, "like": str(file)}
         given = {key: value for key, value in changes.items() if key != "like"}
-        document = {**model_document(original), "name": f"{original.name} (changed)"}
+        document = {**model_document(original), "name": catalog.changed_name(original.name)}
         merged = catalog.changed_document("model", document, given)
         model = catalog.model_entry(merged, self._problems, "model")
         return model and replace(model, source=model.source or original.source)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
+from hdpsim.cost_models.hardware.catalog import original_name
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.fields import Problems
@@ -92,13 +93,15 @@ def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context
     """The run of a scenario as the rules of stacks see it: the columns that a record of it would have."""
     model, cluster, sharding = found.model, found.cluster, layout["sharding"]
     config = RunConfig(
-        gpu=cluster.gpu.name,
+        gpu=original_name(cluster.gpu.name),
         n_gpus=cluster.gpus,
         gpus_per_node=cluster.node.gpus,
         year=software.year,
         framework=software.framework,
         notes=software.words,
-        model_name=model.name,
+        model_name=original_name(model.name),
+        model=model,
+        node=cluster.node,
         kv_heads=None if model.latent_attention else model.kv_heads,
         seq_len=context_tokens,
         task="lora" if model.frozen else "pretrain",

@@ -62,8 +62,8 @@ class Run:
 
     @property
     def own_node(self) -> Node | None:
-        """The node that the record describes instead of naming one of the catalog."""
-        stated = dict(self.config.switches).get("node")
+        """The node of a scenario, or the one that a record describes instead of naming one of the catalog."""
+        stated = self.config.node or dict(self.config.switches).get("node")
         return stated if isinstance(stated, Node) else None
 
     def number(self, column: str) -> float | None:

@@ -32,7 +32,9 @@ def model_of_file(path: str) -> Model:
 
 
 def named_model(config: RunConfig) -> Model | None:
-    """The catalog's model of that name, or that of the file."""
+    """A scenario's model; of a record the catalog's of that name, or that of the file."""
+    if config.model is not None:
+        return config.model
     name = config.model_name
     try:
         return (model_of_file(name) if is_model_file(name) else catalog.model(name)) if name else None

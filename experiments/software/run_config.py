@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hdpsim.cost_models.hardware.parts import Node
+from hdpsim.cost_models.transformer.model import Model
+
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RematPolicy = Literal[
@@ -36,6 +39,7 @@ class RunConfig:
         remat_policy: what selective recomputation keeps, by its name in MaxText or Paxml.
         notes: free text; statements about the model that no column can hold are looked for here.
         switches: what columns `layout.*`, `memory.*` and `cluster.node` say: switches that no rule decides any more.
+        model, node: no columns. A scenario knows them, whatever their names and changed keys; of a record, None.
     """
 
     gpu: str
@@ -76,6 +80,8 @@ class RunConfig:
     family: str = ""
     notes: str = ""
     switches: tuple[tuple[str, object], ...] = ()
+    model: Model | None = None
+    node: Node | None = None
 
     @property
     def words(self) -> str:

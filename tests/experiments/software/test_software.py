@@ -333,6 +333,38 @@ def test_a_resolved_scenario_leaves_to_its_software_what_the_software_decides(
     assert other.layout == load_scenario("quickstart-8gpu", ("software=nemo 24.07",)).layout
 
 
+@pytest.mark.parametrize(
+    ("software", "model", "node", "precision"),
+    [
+        ("megatron-core 0.13", "deepseek-v3", "nvl72-gb200", "bf16"),
+        ("megatron-bridge 25.09", "deepseek-v2", "hgx-h100-80gb", "bf16"),
+        ("nemo 2024", "nemotron-h-8b", "alps-gh200", "fp8"),
+        ("nemo 25.04", "gpt3-175b", "nvl72-gb200", "fp8"),
+        ("nemo-automodel", "deepseek-v3", "hgx-b200-180gb", "bf16"),
+        ("torchtitan 2.8 with torch.compile", "nemotron-h-8b", "hgx-h100-80gb", "bf16"),
+        ("transformers 4", "llama-3-8b", "hgx-h100-80gb", "bf16"),
+    ],
+)
+def test_a_changed_part_keeps_what_software_decides_of_it(
+    software: str, model: str, node: str, precision: str
+) -> None:
+    """A key of the model, of the node or of its GPU that is said again, with the value that it has, changes nothing."""
+    keys = {
+        "software": software, "model": model, "cluster.node": node, "gpus": 72 if node.startswith("nvl72") else 8,
+        "data.context": "2K", "layout.precision": precision, "layout.recompute": "selective",
+    }  # fmt: skip
+    plain = load_scenario("quickstart-8gpu", keys)
+    said = {
+        "model.vocab": plain.model.vocab,
+        "cluster.node.nics": plain.cluster.node.nics,
+        "cluster.node.gpu.tdp": f"{plain.cluster.gpu.tdp_w}W",
+    }
+    again = load_scenario("quickstart-8gpu", {**keys, **said})
+    assert again.settings == plain.settings
+    assert again.layout == plain.layout
+    assert again.model == replace(plain.model, name=again.model.name, source=again.model.source)
+
+
 def test_memory_that_a_scenario_writes_wins_over_its_software() -> None:
     changes = ("software=nanotron", "memory.logit_bytes=4", "memory.must_fit=false")
     memory = load_scenario("quickstart-8gpu", changes).memory
