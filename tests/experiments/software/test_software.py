@@ -431,6 +431,44 @@ def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
 
 
 @pytest.mark.parametrize(
+    ("framework", "fused", "fused_loss", "logit_bytes"),
+    [
+        ("Hugging Face Trainer", False, None, 14.0),
+        ("Hugging Face Trainer with torch.compile", None, None, None),  # the loss is part of what is compiled
+        ("Hugging Face Trainer with Liger kernels", None, None, None),
+        (
+            "prime-rl (PyTorch FSDP2) with torch.compile",
+            None,
+            False,
+            14.0,
+        ),  # it compiles layers, not the loss
+        ("lit-gpt with torch.compile", None, None, None),
+    ],
+)
+def test_losses_that_nothing_fuses_copy_their_logits_to_32_bits(
+    framework: str, fused: bool | None, fused_loss: bool | None, logit_bytes: float | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, year=2025))
+    said = (setting_of(run, switch) for switch in ("fused_kernels", "fused_loss", "logit_bytes"))
+    assert [setting and setting.value for setting in said] == [fused, fused_loss, logit_bytes]
+
+
+@pytest.mark.parametrize(
+    ("framework", "batch_first"),
+    [("KempnerForge (PyTorch FSDP2)", True), ("torchtitan", True), ("nanotron", None), ("Megatron-LM", None)],
+)
+def test_tensor_parallelism_of_pytorch_cuts_the_second_dimension(
+    framework: str, batch_first: bool | None
+) -> None:
+    of_four, of_one = (
+        setting_of(Run(RunConfig(gpu="h100", framework=framework, year=2025, tp=tp)), "tp_batch_first")
+        for tp in (4, 1)
+    )
+    assert of_one is None
+    assert (of_four and of_four.value) == batch_first
+
+
+@pytest.mark.parametrize(
     ("software", "said"),
     [
         ("torchtitan 2.8", ""),
