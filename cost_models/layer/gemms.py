@@ -11,7 +11,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp, OperandCasts
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, gemm_s, memory_bound_s
 from hdpsim.cost_models.kernels.number_formats import scaled_rates
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.tracing import priced
 from hdpsim.cost_models.transformer.model import Model

@@ -14,7 +14,7 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import scale_updates_s
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.kernels.number_formats import cast_bytes
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads
 from hdpsim.cost_models.layer.experts import parts_of_a_token

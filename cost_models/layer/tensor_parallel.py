@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.kernels.number_formats import OPERAND_BYTES, block_scaled
 from hdpsim.cost_models.layer.gemms import FORWARD, INPUT_GRADIENT, LayerGemms
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes

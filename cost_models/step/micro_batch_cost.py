@@ -13,11 +13,11 @@ from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.kernels.casts import maxima_s
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gradient_accumulation import accumulation_s
 from hdpsim.cost_models.layer.host_launches import pass_host_s
-from hdpsim.cost_models.layer.loss_average import loss_average_s
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
+from hdpsim.cost_models.layer.output_head import loss_average_s
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layer.recomputation import repeated_share, repeats
 from hdpsim.cost_models.layout.layout import Layout

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layer.host_launches import check_s, step_checks_s, step_host_s
 from hdpsim.cost_models.layer.micro_batches import MicroBatches

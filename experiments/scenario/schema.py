@@ -28,8 +28,7 @@ from hdpsim.cost_models.reading.values import (
 )
 from hdpsim.cost_models.step.data_loading import DataPipeline
 from hdpsim.errors import StrategyError
-from hdpsim.experiments.scenario.field_keys import keys_of, layout_keys
-from hdpsim.experiments.scenario.keys_without_field import keys_without_field
+from hdpsim.experiments.scenario.keys import keys_of, keys_without_field, layout_keys
 from hdpsim.experiments.scenario.values import REQUIRED, Batch, Key
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.ranges import RANGES

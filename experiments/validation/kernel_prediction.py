@@ -13,15 +13,8 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.calibration import calibration as shipped
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu, Node
-from hdpsim.cost_models.kernels.gemm_and_attention import (
-    ATTENTION_BACKWARD_FLOP_RATIO,
-    BF16_BYTES,
-    FP32_ACCUMULATE_BYTES,
-    KernelRate,
-    attention_s,
-    gemm_s,
-    memory_bound_s,
-)
+from hdpsim.cost_models.kernels.attention import ATTENTION_BACKWARD_FLOP_RATIO, KernelRate, attention_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, FP32_ACCUMULATE_BYTES, gemm_s, memory_bound_s
 from hdpsim.cost_models.kernels.number_formats import CAST_BYTES, SCALING_BYTES
 from hdpsim.cost_models.layout.switches import Fp8Scaling, ProductPrecision
 from hdpsim.cost_models.network.collectives import CollectiveKind, Collectives, bus_bandwidth_factor

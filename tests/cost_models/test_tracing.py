@@ -9,7 +9,7 @@ import pytest
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware.catalog import cluster_of, gpu, node
-from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.tracing import Call, aside, note, priced, remembered, tracing, watched

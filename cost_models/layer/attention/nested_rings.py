@@ -9,7 +9,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads, ContextExchange
 from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes

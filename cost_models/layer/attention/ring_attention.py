@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, KernelRate, memory_bound_s
-from hdpsim.cost_models.kernels.last_wave import with_last_wave
+from hdpsim.cost_models.kernels.attention import KernelRate, empty_blocks_s, with_last_wave
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.attention.nested_rings import (
     EULER_GAMMA,
@@ -76,7 +75,7 @@ class AttentionCost:
     gathered ring merges d - 1 partial outputs all the same (in the backward: partial gradients of queries, keys and
     values in fp32, as many bytes), and hides its gather behind the first step. Disaggregated attention takes what the
     busiest rank does of both halves of a micro-batch, copies what the halves exchange, and hides it (ContextExchange).
-    Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention; a block of a
+    Older flash kernels do matrix work at a calibrated rate (KernelRate). Unfused: see unfused_attention_s; a block of a
     ring is a square.
     Ignored: imbalance of zig-zag halves below one tile, overlap of a hop with later steps.
     Source: ring attention (arXiv 2310.01889), zig-zag split (zhuzilin/ring-flash-attention), FlashAttention-2.

@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.gemm_and_attention import (
+from hdpsim.cost_models.kernels.attention import (
     ATTENTION_BACKWARD_FLOP_RATIO,
     KernelRate,
     attention_rate_flop_per_s,
+    unfused_attention_s,
 )
 from hdpsim.cost_models.kernels.number_formats import power_slowdown
-from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut
 from hdpsim.cost_models.layer.attention.ulysses_and_gather import AttentionHeads
 from hdpsim.cost_models.layout.layout import Layout

@@ -11,7 +11,7 @@ import numpy as np
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.gemm_and_attention import BF16_BYTES, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated
 from hdpsim.cost_models.layer.micro_batches import Groups
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes

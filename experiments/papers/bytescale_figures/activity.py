@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.kernels.gemm_and_attention import ATTENTION_BACKWARD_FLOP_RATIO
+from hdpsim.cost_models.kernels.attention import ATTENTION_BACKWARD_FLOP_RATIO
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.transformer.flop import attention_pairs, forward_flop

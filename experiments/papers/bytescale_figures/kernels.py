@@ -9,7 +9,7 @@ import numpy as np
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.output_head import OutputHead
 from hdpsim.cost_models.layout.layout import Layout

@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.gemm_and_attention import ATTENTION_BACKWARD_FLOP_RATIO
+from hdpsim.cost_models.kernels.attention import ATTENTION_BACKWARD_FLOP_RATIO
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.experiments.papers.bytescale_steps import FOLDER, SETUP, batches_of, tokens
 from hdpsim.experiments.papers.figures import compared

@@ -9,7 +9,7 @@ from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.calibration.calibration import calibration as shipped
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Node
-from hdpsim.cost_models.kernels.gemm_and_attention import ATTENTION_BACKWARD_FLOP_RATIO
+from hdpsim.cost_models.kernels.attention import ATTENTION_BACKWARD_FLOP_RATIO
 from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout

@@ -8,7 +8,7 @@
 Both are collectives on the stream on which the stage computes: whatever the stage does next, and whoever waits for what
 it computed, waits for the last rank. The host does not. A rank without a micro-batch at a slot is not waited for; of a
 shared micro-batch the slot on its first member counts.
-Source: see cost_models/layer/loss_average.py and maxima_s of cost_models/kernels/casts.py.
+Source: see cost_models/layer/output_head.py and maxima_s of cost_models/kernels/casts.py.
 """
 
 from __future__ import annotations

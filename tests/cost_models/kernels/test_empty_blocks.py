@@ -7,7 +7,7 @@ import pytest
 from ideal_hardware import GPU
 
 from hdpsim.cost_models.calibration.calibration import calibration
-from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
+from hdpsim.cost_models.kernels.attention import empty_blocks_s
 
 TILES = calibration("hopper")
 

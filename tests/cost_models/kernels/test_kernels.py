@@ -12,11 +12,9 @@ from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, IDEAL, PEAK, shipped_calib
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.gemm_and_attention import (
+from hdpsim.cost_models.kernels.attention import KernelRate, attention_rate_flop_per_s, attention_s
+from hdpsim.cost_models.kernels.gemm import (
     FP32_ACCUMULATE_BYTES,
-    KernelRate,
-    attention_rate_flop_per_s,
-    attention_s,
     gemm_s,
     memory_bound_s,
     roofline_s,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.gemm_and_attention import attention_s
-from hdpsim.cost_models.kernels.last_wave import with_last_wave
+from hdpsim.cost_models.kernels.attention import attention_s, with_last_wave
 from hdpsim.cost_models.step.layer_prices import TERMS
 from tests.cost_models.ideal import GPU, IDEAL, ideal_cost, micro_batches
 

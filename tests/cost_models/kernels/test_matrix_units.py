@@ -13,7 +13,8 @@ from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, NVLINK, PEAK, id
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Gpu
-from hdpsim.cost_models.kernels.gemm_and_attention import attention_s, gemm_s
+from hdpsim.cost_models.kernels.attention import attention_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.cost_models.kernels.number_formats import (
     CAST_BYTES,
     MXFP8_RATE,

@@ -10,7 +10,7 @@ from ideal_hardware import FAST_MEMORY_GPU, GPU, HBM, HEADS, IDEAL, MODEL, PEAK,
 
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.unfused_attention import unfused_attention_s
+from hdpsim.cost_models.kernels.attention import unfused_attention_s
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut
 from hdpsim.cost_models.layer.attention.ring_attention import AttentionCost
 from hdpsim.cost_models.layer.micro_batches import MicroBatches

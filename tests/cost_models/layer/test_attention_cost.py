@@ -28,8 +28,7 @@ from ideal_hardware import (
 from hdpsim.cost_models.calibration.calibration import Calibration, calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.kernels.empty_blocks import empty_blocks_s
-from hdpsim.cost_models.kernels.gemm_and_attention import attention_s
+from hdpsim.cost_models.kernels.attention import attention_s, empty_blocks_s
 from hdpsim.cost_models.layer.attention.ring_attention import EULER_GAMMA, AttentionCost, RingTimes
 from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layout.layout import Layout

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.router_imbalance import SAME_WORD, busiest_over_mean, spread_of
+from hdpsim.cost_models.layer.experts import SAME_WORD, busiest_over_mean, spread_of
 from hdpsim.cost_models.transformer.model import Model
 
 MIXTRAL = catalog.model("mixtral-8x7b")  # 8 experts, top 2

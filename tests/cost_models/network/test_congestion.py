@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.network.collectives import Collectives
-from hdpsim.cost_models.network.congestion import blocked_share, congested_rate
-from hdpsim.cost_models.network.ecmp_collisions import busiest_load, delivered_share, maximum_distribution
+from hdpsim.cost_models.network.congestion import (
+    blocked_share,
+    busiest_load,
+    congested_rate,
+    delivered_share,
+    maximum_distribution,
+)
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.errors import UserInputError
 

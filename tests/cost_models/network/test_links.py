@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster, Fabric, FabricKind, Gpu, Node, Routing, degraded_links
-from hdpsim.cost_models.network.ecmp_collisions import busiest_load
+from hdpsim.cost_models.network.congestion import busiest_load
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.network.graph import build_graph
 from hdpsim.cost_models.network.links import Links, Routes

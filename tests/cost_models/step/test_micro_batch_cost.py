@@ -28,7 +28,7 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.cost_models.layer.output_head import LOSS_PASSES_BYTES
 from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import Layout

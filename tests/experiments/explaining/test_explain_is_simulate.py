@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hdpsim import cost_models
-from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.cost_models.layer import gemms as layer_gemms
 from hdpsim.cost_models.network.algorithms import CollectiveTime
 from hdpsim.errors import HdpSimError

@@ -17,7 +17,7 @@ from hdpsim.experiments.other_tools.importer import FORMATS, Asked, Imported, im
 from hdpsim.experiments.other_tools.options import Option
 from hdpsim.experiments.other_tools.table import tool
 from hdpsim.experiments.other_tools.translate import read_options
-from hdpsim.experiments.scenario.field_keys import layout_keys
+from hdpsim.experiments.scenario.keys import layout_keys
 from hdpsim.experiments.scenario.scenario import load_scenario
 
 LLAMA = """#!/bin/bash

@@ -13,7 +13,7 @@ from hdpsim.cost_models.layout.switch_metadata import Need, about, switch
 from hdpsim.cost_models.layout.switches import Group
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reading.field_docstrings import field_words
-from hdpsim.experiments.scenario.field_keys import layout_keys, parser_of
+from hdpsim.experiments.scenario.keys import layout_keys, parser_of
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Key

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import hdpsim
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.kernels.gemm_and_attention import gemm_s
+from hdpsim.cost_models.kernels.gemm import gemm_s
 from hdpsim.errors import CatalogError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.validation import kernel_sources

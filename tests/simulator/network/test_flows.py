@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware.parts import Cluster, CongestionControl, Fabric, Gpu, Node
-from hdpsim.cost_models.network.congestion import blocked_share
-from hdpsim.cost_models.network.ecmp_collisions import busiest_load
+from hdpsim.cost_models.network.congestion import blocked_share, busiest_load
 from hdpsim.cost_models.network.links import Links, Pattern
 from hdpsim.simulator.network import fair_share, link_demand
 from hdpsim.simulator.network.activity import Activity

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator_plans import Case, cases, make_costs, make_plan
 from simulator_setups import small_setup
 
-from hdpsim.cost_models.layer.loss_average import LOSS_BYTES
+from hdpsim.cost_models.layer.output_head import LOSS_BYTES
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.step_costs import MeetsAfter, StepCosts

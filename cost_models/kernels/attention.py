@@ -1,27 +1,24 @@
-"""How long single GPU kernels take: GEMM, grouped GEMM, attention, memory-bound kernels. All vectorised.
+"""How long attention kernels take: flash attention of all ages, the scores of before it, and what GPUs idle in them.
 
-Every rate is datasheet peak x calibrated efficiency x a shape factor that follows from how the kernel tiles its work.
+A rate is datasheet peak x calibrated efficiency x shape factors. Around it stand the last, partly filled wave of a
+kernel, and thread blocks that find nothing to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
 from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hdpsim.arrays import Floats
+from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
-from hdpsim.cost_models.kernels.last_wave import with_last_wave
-from hdpsim.cost_models.kernels.number_formats import matrix_unit, power_slowdown
-from hdpsim.cost_models.layout.switches import AttentionKernel, ProductPrecision
+from hdpsim.cost_models.kernels.gemm import gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.number_formats import power_slowdown
+from hdpsim.cost_models.layout.switches import AttentionKernel
 from hdpsim.cost_models.tracing import priced
 
-BF16_BYTES = 2
-FP32_ACCUMULATE_BYTES = 8  # weight gradients: read and write an fp32 accumulator
 # 5 matmuls against 2: Dao, FlashAttention-2, arXiv 2307.08691, section 4.1
 ATTENTION_BACKWARD_FLOP_RATIO = 2.5
 REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head dimension
@@ -30,143 +27,6 @@ REFERENCE_HEAD_DIM = 128.0  # attention efficiencies are stated for this head di
 # forward's rate, 1.08 to 1.09 the backward's (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results,
 # *_918_only_cudnn); forwards of three engines on B300 over B200: 1.17 to 1.27 (ai-dynamo/aiconfigurator).
 FORWARD_EXPONENTIALS, BACKWARD_EXPONENTIALS = 0.53, 0.32
-
-CLASSIC_TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64))
-"""Output tiles (rows, columns) of cuBLAS and CUTLASS up to Ampere (CUTLASS profiler defaults), the largest first."""
-
-
-@cache
-def output_tiles(lengths: float) -> tuple[Floats, Floats, Floats]:
-    """Rows and columns of the output tiles that a library has, and the operand bytes that a FLOP loads, over 1 / 128.
-
-    One side of 64 or 128, the other of any of so many *lengths* from 64 to 256, either way round; 0: CLASSIC_TILES.
-    Ignored: tiles beyond 128 x 256 (192 x 192, 320 x 128), which load hardly less.
-    Source: matrix instructions since Hopper are 64 rows by any multiple of 8 columns up to 256 (PTX ISA, wgmma), and
-    names of cuBLAS's kernels there say their tiles: nvjet_tst_192x192, nvjet_hsh_256x128 (NVIDIA/Fuser, issues 3137 and
-    3279), 128x192 and 256x96 on Blackwell.
-    """
-    sides: Iterable[tuple[float, float]] = CLASSIC_TILES
-    if lengths:
-        one_way = [(short, long) for short in (64.0, 128.0) for long in np.linspace(64, 256, int(lengths))]
-        sides = sorted({*one_way, *((long, short) for short, long in one_way)})
-    rows, columns = np.array(list(sides), dtype=np.float64).T
-    return rows, columns, 128.0 * (1.0 / rows + 1.0 / columns)
-
-
-def tile_slowdown(cal: Calibration) -> Floats:
-    """Rate of the large tile over the rate of each tile: 1, 1, 1.10, 1.31, 1.31 with an operand share of 0.3."""
-    share, operands = cal.tile_operand_share, output_tiles(cal.tile_sides)[2]
-    return np.asarray((1.0 + share * operands) / (1.0 + share * operands.min()))
-
-
-def tile_efficiency(
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    sm_count: int,
-    cal: Calibration,
-    *,
-    groups: ArrayLike = 1.0,
-    splits_k: bool = True,
-) -> Floats:
-    """Share of its full rate that a GEMM reaches with the best of the library's tiles and schedules.
-
-        w = groups * ceil(m / rows) * ceil(n / columns) / SMs                       waves of tiles
-        depth = min( ceil(w) * (k + k_half),                                        whole tiles per SM
-                     w * k + max(w, 1) * k_half + fix-up )                          tiles cut along k, if it splits_k
-        efficiency = groups * m n k / min over tiles of (SMs * rows * columns * slowdown * depth)
-
-    Counted: partly filled tiles and waves, prologue and epilogue of a tile, splitting along k, slower small tiles.
-    Ignored: swizzling, L2 reuse.
-    Source: stas00/ml-engineering, "Tile and wave quantization"; NVIDIA "Matrix multiplication background" guide;
-    Osama et al., Stream-K, arXiv 2301.03598.
-    """
-    rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    copies = np.asarray(groups, dtype=np.float64)
-    ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
-    tile_rows, tile_columns, _ = (side.reshape(-1, *ones) for side in output_tiles(cal.tile_sides))
-    waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
-    whole = np.ceil(waves) * (inner + cal.gemm_half_k)
-    if splits_k:
-        cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
-        whole = np.minimum(whole, cut)
-    slot_flop = (sm_count * tile_rows * tile_columns) * tile_slowdown(cal).reshape(-1, *ones)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = copies * rows * columns * inner / (whole * slot_flop).min(axis=0)
-    return np.asarray(share)
-
-
-@priced()
-def gemm_s(
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    gpu: Gpu,
-    cal: Calibration,
-    *,
-    efficiency: ArrayLike = 1.0,
-    groups: ArrayLike = 1,
-    output_bytes: ArrayLike = BF16_BYTES,
-    precision: ProductPrecision = "bf16",
-    overlap: ArrayLike = 1.0,
-    burst: bool = False,
-    splits_k: bool = True,
-) -> Floats:
-    """Seconds of *groups* equal matrix products (m x k) @ (k x n) in one kernel, operands in *precision*.
-
-        t = tail + overlap * roofline(compute, memory) + (1 - overlap) * (compute + memory)
-        compute = groups * 2 m n k / rate
-        memory = groups * (operand_bytes (mk + kn) + output_bytes * mn) / (hbm * e_hbm)
-        rate = quality * s * r / power_slowdown(r),   r = peak * e * tile_efficiency       s: scales of blocks
-
-    Counted: tensor-core time with tile and wave quantisation, tile prologue (k_half), clocks that the power limit
-    allows (of a *burst* of some milliseconds, in part), HBM roofline, start-up of the kernel on the device; nothing at
-    all where a dimension is 0. Narrower operands pass the contraction faster: k_half and the stream-K fix-up are
-    times, so they grow in elements. *efficiency* is the quality: relative to a plain product under the same limit.
-    *splits_k*: the library has the second schedule of tile_efficiency, too.
-    Ignored: quantisation of the operands (see LayerGemms), uneven groups.
-    Source: roofline with tile model, see tile_efficiency; efficiencies from the calibration.
-    """
-    unit = matrix_unit(gpu, cal, precision)
-    rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    copies, quality, hidden, written_bytes = (
-        np.asarray(x, dtype=np.float64) for x in (groups, efficiency, overlap, output_bytes)
-    )
-    depth = inner / unit.speed_up
-    share = tile_efficiency(rows, columns, depth, gpu.sm_count, cal, groups=copies, splits_k=splits_k)
-    flop = (2.0 * copies) * rows * columns * inner
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = unit.peak_flop_per_s * unit.efficiency * share
-        compute_s = flop / (rate * quality * unit.rate)
-    slowdown = power_slowdown(rate, unit.joule_per_flop, gpu, cal)
-    compute_s = compute_s * (slowdown**cal.burst_power_share if burst else slowdown)
-    traffic_bytes = copies * (unit.operand_bytes * (rows + columns) * inner + written_bytes * rows * columns)
-    memory_s = memory_bound_s(traffic_bytes, gpu, cal)
-    busy_s = roofline_s(compute_s, memory_s, cal)
-    if (hidden < 1.0).any():
-        busy_s = hidden * busy_s + (1.0 - hidden) * (compute_s + memory_s)
-    return np.where(flop > 0, busy_s + cal.kernel_tail_s, 0.0)
-
-
-def roofline_s(compute_s: Floats, memory_s: Floats, cal: Calibration) -> Floats:
-    """Seconds of work that overlaps with its traffic, as tiles do that wait where both are about as long.
-
-        t = (compute^p + memory^p)^(1/p)        one far longer: that; both equal, p = 3: 1.26 of either
-
-    Source: the form is assumed, p is fitted (roofline_power of the calibrations).
-    """
-    longer = np.maximum(compute_s, memory_s)
-    share = np.divide(np.minimum(compute_s, memory_s), longer, out=np.zeros_like(longer), where=longer > 0)
-    return np.asarray(longer * (1.0 + share**cal.roofline_power) ** (1.0 / cal.roofline_power))
-
-
-@priced()
-def memory_bound_s(traffic_bytes: ArrayLike, gpu: Gpu, cal: Calibration) -> Floats:
-    """Seconds a memory-bound kernel needs for *traffic_bytes* of HBM reads and writes."""
-    return np.asarray(
-        np.asarray(traffic_bytes, dtype=np.float64) / (gpu.hbm_bytes_per_s * cal.hbm_efficiency)
-    )
-
 
 FLASH1_HEAD_DIMS = (32, 64, 128)
 """FlashAttention 1.0.9, fmha_api.cpp: run_fmha_fwd and run_fmha_bwd choose among kernels of these."""
@@ -329,3 +189,136 @@ def attention_s(
     slowdown = power_slowdown(rate, cal.bf16_joule_per_flop, gpu, cal)
     busy_s = busy_s * (slowdown**cal.burst_power_share if burst else slowdown)
     return np.asarray(busy_s + cal.kernel_tail_s + memory_bound_s(surrounding_bytes, gpu, cal))
+
+
+BACKWARD_TILE_TOKENS = 128.0  # blocks of keys of the FlashAttention-2 and -3 backwards
+
+
+def with_last_wave(
+    work: ArrayLike,
+    longest_row: ArrayLike,
+    keys: ArrayLike,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
+    causal: ArrayLike,
+) -> Floats:
+    """*work* of a kernel with what SMs idle at its end, in its own unit (seconds, or pairs of queries and keys).
+
+        longest = SMs x rows of a tile x longest row                    every SM works on a longest tile
+        t       = max( work + idle x longest, longest )
+        idle    = a share of the calibration's
+                  causal backward: x min( 1, factor (1 - tiles of a head / (2 SMs)) ), 0 at least
+
+    *longest_row*: the query of one head that meets most keys, with all of them; *keys* of its sequence, 0 where tiles
+    are no blocks of keys.
+    Counted: tiles that go out head by head leave each SM idle for half of a longest tile (0.5 to 0.6 when such a list
+    is played on 108 and 148 SMs), with the longest tiles first for a tenth; no kernel ends before a longest tile. Tiles
+    of a causal backward are blocks of keys: the first meets all queries, so every head ends with its shortest
+    (attention_backward_tail_factor).
+    Limits: many heads or sequences, work; one head of one sequence on more SMs than it has tiles, a longest tile.
+    Ignored: two blocks that share an SM (they end later: 0.7 to 1.1 when played), kernels on other streams that run in
+    the gap.
+    Source: arXiv 2307.08691, section 3.2 (work partitioning: blocks of heads x sequences x rows of tiles);
+    Dao-AILab/flash-attention, csrc/flash_attn/src/flash_bwd_kernel.h (n_block, m_block_min).
+    """
+    tile_tokens = cal.attention_tile_tokens
+    if backward:
+        tile_tokens = min(tile_tokens, BACKWARD_TILE_TOKENS)
+    longest = gpu.sm_count * tile_tokens * np.asarray(longest_row, dtype=np.float64)
+    of_causal = np.asarray(cal.attention_backward_tail if backward else cal.attention_forward_tail)
+    if backward:
+        tiles = np.asarray(keys, dtype=np.float64) / tile_tokens
+        of_causal = of_causal * np.clip(
+            cal.attention_backward_tail_factor * (1.0 - tiles / (2.0 * gpu.sm_count)), 0.0, 1.0
+        )
+    idle = np.where(causal, of_causal, cal.attention_forward_tail)
+    return np.asarray(np.maximum(np.asarray(work) + idle * longest, longest))
+
+
+# Bytes per score outside the matrix products (those read or write 2 B each), forward and backward.
+# One kernel for scale, mask and softmax in 16 bits: read 2, write 2; backward reads two tensors, writes one.
+# Separate kernels (Megatron-LM, fused_softmax.py, forward_torch_softmax): to fp32 (2 + 4), scale, mask, softmax (4 + 4
+# each), to 16 bits (4 + 2); backward: as many, and the softmax reads its output too.
+SCORE_BYTES = {True: (4.0, 6.0), False: (36.0, 40.0)}
+# Dropout: read 2, write 2 and a mask of 1; backward: read 2 and 1, write 2.
+DROPOUT_BYTES = 5.0
+
+
+def unfused_attention_s(
+    queries: ArrayLike,
+    keys: ArrayLike,
+    heads: float,
+    query_dim: float,
+    value_dim: float,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
+    fused_softmax: bool = True,
+    dropout: bool = False,
+) -> Floats:
+    """Scores of *queries* x *keys* tokens for all *heads* of a GPU, softmax, product with the values.
+
+        forward  = Q K' + P V                 as batched GEMMs (a, s, s, d), their HBM traffic of 2 B per score included
+                   + a s^2 x (softmax 4 B [+ dropout 5 B]) / HBM
+        backward = dV = P' dO, dP = dO V', dQ = dS K, dK = dS' Q, + a s^2 x (6 B [+ 5 B]) / HBM
+
+    Counted: the whole square: the products know no causal mask; a sliding window saves nothing either.
+    Ignored: scores of other sequences of a pack (every sequence is a batch entry of its own).
+    Source: Megatron-LM core attention (CoreAttention: baddbmm, scale-mask-softmax kernel, dropout, bmm).
+    """
+    rows, columns = np.asarray(queries, dtype=np.float64), np.asarray(keys, dtype=np.float64)
+
+    def product(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+        return gemm_s(m, n, k, gpu, cal, groups=heads)
+
+    per_score = SCORE_BYTES[fused_softmax][backward] + (DROPOUT_BYTES if dropout else 0.0)
+    around_s = memory_bound_s(heads * rows * columns * per_score, gpu, cal)
+    if not backward:
+        return around_s + product(rows, columns, query_dim) + product(rows, value_dim, columns)
+    of_values = product(columns, value_dim, rows) + product(rows, columns, value_dim)
+    of_scores = product(rows, query_dim, columns) + product(columns, query_dim, rows)
+    return np.asarray(around_s + of_values + of_scores)
+
+
+# Blocks that an SM holds at once, of FlashAttention-2 at head dimension 128: registers allow two of four warps in the
+# forward, shared memory one of eight in the backward.
+RESIDENT_BLOCKS = (2, 1)
+
+
+@priced("attention")
+def empty_blocks_s(
+    segment_tokens: Floats,
+    segment_offsets: Ints,
+    heads: Floats | float,
+    gpu: Gpu,
+    cal: Calibration,
+    *,
+    backward: bool,
+    share: Floats | None = None,
+) -> Floats:
+    """Seconds of empty blocks of one kernel over every micro-batch, [n].
+
+        all    = heads x segments x ceil(longest / tile)
+        empty  = all - heads x sum of ceil(tokens / tile)
+        t      = min(empty, all - places) x time of one / places          places = SMs x blocks an SM holds
+
+    A kernel for sequences of several lengths starts as many blocks for each as for the longest; those behind a
+    sequence's end leave at once. As long as there are places for all of them they keep nobody waiting.
+    Counted: rows of tokens on this GPU (*segment_tokens*). A segment that only a *share* of the ranks holds counts for
+    as much: a rank of the average.
+    Ignored: half of a ring's steps that start half as many (zig-zag); kernels whose persistent blocks ask for their
+    next tile (FlashAttention-3 since 2025): they start none.
+    Source: grid of FlashAttention-2's variable-length kernels (Dao-AILab/flash-attention); the calibration's times.
+    """
+    tiles = np.ceil(segment_tokens / cal.attention_tile_tokens)
+    starts = segment_offsets[:-1]
+    held = np.ones_like(tiles) if share is None else share
+    most, filled = np.maximum.reduceat(tiles, starts), np.add.reduceat(held * tiles, starts)
+    started = heads * np.add.reduceat(held, starts) * most
+    places = gpu.sm_count * RESIDENT_BLOCKS[backward]
+    waiting = np.clip(started - places, 0.0, started - heads * filled)
+    life_s = cal.empty_block_backward_s if backward else cal.empty_block_forward_s
+    return np.asarray(waiting * life_s / places)
