@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-from hdpsim.arrays import Ints
+from hdpsim.arrays import Floats, Ints
 from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.call_own_strategy import check_plan
@@ -41,7 +41,7 @@ class PlanBuilder:
         self._pieces: list[list[Piece]] = []
         self._members: list[Ints] = []
         self._slots: list[int] = []
-        self._offload: list[float] = []
+        self._offload: list[float | None] = []
 
     def add(
         self,
@@ -87,7 +87,7 @@ class PlanBuilder:
         self._members.append(members)
         self._slots.append(int(slot))
         tokens = sum(piece[2] for piece in pieces)
-        self._offload.append(self._offloaded(number, tokens, len(members), offload))
+        self._offload.append(None if offload is None else _ratio(number, offload))
         self.tokens_of_rank[members] += tokens / len(members)
         self.next_slot[members] = np.maximum(self.next_slot[members], int(slot) + 1)
         return number
@@ -113,7 +113,7 @@ class PlanBuilder:
             group_size=sizes,
             member_ranks=member_ranks,
             slot=slots,
-            offload_ratio=np.array(self._offload),
+            offload_ratio=self._offload_ratios(sizes, flat, counts),
             keep_holes=self.problem.in_slots,
             notes=tuple(notes),
         )
@@ -131,17 +131,25 @@ class PlanBuilder:
         start, tokens = rest or (0, self._lengths[sequence])
         return sequence, start, tokens
 
-    def _offloaded(self, number: int, tokens: int, ranks: int, offload: float | None) -> float:
-        if offload is None:
-            ratio = float(least_offload(self.problem, np.array([tokens]), np.array([ranks]))[0])
-            return ratio if ratio <= 1.0 else 0.0  # too long for its ranks: build() says so
-        try:
-            ratio = float(offload)
-        except (TypeError, ValueError):
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise PlanError(f"micro-batch {number}: offload must lie in 0 .. 1, got {offload}")
-        return ratio
+    def _offload_ratios(self, sizes: Ints, flat: Ints, counts: list[int]) -> Floats:
+        """What was given, else as little as lets a micro-batch fit."""
+        number = np.repeat(np.arange(len(sizes)), counts)
+        tokens = np.bincount(number, weights=flat[:, 2]).astype(np.int64)
+        least = least_offload(self.problem, tokens, sizes)
+        least[least > 1.0] = 0.0  # too long for its ranks: the check of the plan says so
+        return np.array(
+            [ratio if given is None else given for ratio, given in zip(least, self._offload, strict=True)]
+        )
+
+
+def _ratio(number: int, offload: float) -> float:
+    try:
+        ratio = float(offload)
+    except (TypeError, ValueError):
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise PlanError(f"micro-batch {number}: offload must lie in 0 .. 1, got {offload}")
+    return ratio
 
 
 def _rank_numbers(ranks: int | Iterable[int], number: int) -> Ints:

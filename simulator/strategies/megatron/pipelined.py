@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,7 +84,8 @@ class _Draft:
     def __init__(self, problem: PlanningProblem, slots: int) -> None:
         self.problem, self._slots = problem, slots
         self._forward = layer_flop(problem, backward=False)
-        self._lengths = problem.lengths.tolist()
+        self._flop: list[float] = self._forward.tolist()
+        self._lengths: list[int] = problem.lengths.tolist()
         self._target = float(self._forward.sum()) / (problem.ranks * slots)
         self._free = np.full(problem.ranks, slots)
         self._big: list[_Slot] = []
@@ -122,18 +125,20 @@ class _Draft:
         return True
 
     def _fill(self, slot: _Slot, size: int, rest: list[int]) -> None:
-        for sequence in list(rest):
-            room = self._target - slot.flop
-            fits = slot.tokens + self._lengths[sequence] / size <= self.problem.capacity_tokens
-            if self._forward[sequence] / size < ROOM * room and fits:
-                self._add(slot, sequence, size)
-                rest.remove(sequence)
-            elif room <= 0.0:
-                return
+        """Add the largest of *rest* that there is room for, again and again; what is smaller fits where that does."""
+
+        def fits(sequence: int) -> bool:
+            held = slot.tokens + self._lengths[sequence] / size <= self.problem.capacity_tokens
+            return held and self._flop[sequence] / size < ROOM * (self._target - slot.flop)
+
+        at = bisect_left(rest, True, key=fits)
+        while at < len(rest):
+            self._add(slot, rest.pop(at), size)
+            at = bisect_left(rest, True, at, key=fits)
 
     def _add(self, slot: _Slot, sequence: int, size: int) -> None:
         slot.sequences.append(sequence)
-        slot.flop += self._forward[sequence] / size
+        slot.flop += self._flop[sequence] / size
         slot.tokens += self._lengths[sequence] / size
 
     def _pack(self, rest: list[int]) -> bool:
@@ -142,32 +147,50 @@ class _Draft:
         if not count:
             return not rest
         mean_tokens = sum(self._lengths[sequence] for sequence in rest) / count
-        flop, tokens = np.zeros(count), np.zeros(count)
+        flop, tokens = [0.0] * count, [0.0] * count
         sequences: list[list[int]] = [[] for _ in range(count)]
         late: list[int] = []
+        # Slots with room, the least FLOP first, and those without, the fewest tokens first: what follows is shorter.
+        having = [(0.0, at) for at in range(count)]
+        full: list[tuple[float, int]] = []
 
         def add(sequence: int, at: int) -> None:
             sequences[at].append(sequence)
-            flop[at] += self._forward[sequence]
+            flop[at] += self._flop[sequence]
             tokens[at] += self._lengths[sequence]
 
         for sequence in rest:
-            open_flop = np.where(tokens + self._lengths[sequence] <= mean_tokens, flop, np.inf)
-            if open_flop.min() == np.inf:
-                late.append(sequence)
+            length = self._lengths[sequence]
+            while full and full[0][0] + length <= mean_tokens:
+                _, at = heapq.heappop(full)
+                heapq.heappush(having, (flop[at], at))
+            while having and tokens[having[0][1]] + length > mean_tokens:
+                _, at = heapq.heappop(having)
+                heapq.heappush(full, (tokens[at], at))
+            if having:
+                at = having[0][1]
+                add(sequence, at)
+                heapq.heapreplace(having, (flop[at], at))
             else:
-                add(sequence, int(open_flop.argmin()))
+                late.append(sequence)
+        held = np.array(tokens)
         for sequence in sorted(late, key=lambda one: -self._lengths[one]):
-            add(sequence, int(np.square(tokens + self._lengths[sequence] - mean_tokens).argmin()))
-        if not all(sequences) or tokens.max() > self.problem.capacity_tokens:
+            at = int(np.square(held + self._lengths[sequence] - mean_tokens).argmin())
+            add(sequence, at)
+            held[at] = tokens[at]
+        if not all(sequences) or max(tokens) > self.problem.capacity_tokens:
             return False
         load = np.zeros(self.problem.ranks)
         for slot in self._big:
             load[slot.ranks.start : slot.ranks.stop] += slot.flop
-        for at in np.argsort(flop, kind="stable").tolist():
-            rank = int(np.where(self._free > 0, load, np.inf).argmin())
-            self._free[rank] -= 1
-            load[rank] += flop[at]
+        free = self._free.tolist()
+        least = [(busy, rank) for rank, busy in enumerate(load.tolist()) if free[rank]]
+        heapq.heapify(least)
+        for at in sorted(range(count), key=flop.__getitem__):
+            busy, rank = heapq.heappop(least)
+            free[rank] -= 1
+            if free[rank]:
+                heapq.heappush(least, (busy + flop[at], rank))
             self._small.append(_Slot(range(rank, rank + 1), flop[at], tokens[at], sequences[at]))
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,34 +112,50 @@ class Groups:
             The pack of every sequence, -1 where one after the first *own* finds no place, and packs' sizes, the largest
             first; None where one of these finds none.
         """
-        ranks, room = self.ranks(until_s), self.room(until_s)
+        ranks, room = self.ranks(until_s), self.room(until_s).tolist()
         chosen, least = ranks.argmin(axis=0).tolist(), ranks.min(axis=0).tolist()
-        free, shortest = self.problem.ranks, int(self.tokens[-1])
-        most = min(free, len(self.tokens))
-        rows, left_s, left = np.zeros(most, dtype=np.int64), np.zeros(most), np.zeros(most)
-        pack, made = np.full(len(self.tokens), -1), 0
-        for number, tokens in enumerate(self.tokens.tolist()):
-            inside = np.flatnonzero(
-                (self.work_s[rows[:made], number] <= left_s[:made]) & (tokens <= left[:made])
-            )
-            if len(inside):
-                group = int(inside[0])
-            elif least[number] < np.inf and self.sizes[chosen[number]] <= free:
-                group, row = made, chosen[number]
-                made, free = made + 1, free - int(self.sizes[row])
-                rows[group], left_s[group], left[group] = row, until_s, room[row]
-            elif number < own:
-                return None
-            elif not free and left[:made].max() < shortest:
-                break
+        size, tokens = self.sizes.tolist(), self.tokens.tolist()
+        shorter = (-self.tokens).tolist()
+        work_s = dict[int, list[float]]()
+        # Of every size the least work so far, negated: where a group first has time for it.
+        lighter_s = dict[int, list[float]]()
+        free, rows, left_s, left = self.problem.ranks, list[int](), list[float](), list[float]()
+        pack = [-1] * len(tokens)
+        # Groups with room for a sequence of now, in the order made; the others, by the sequence that they wait for.
+        having = list[int]()
+        later: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+        for number, length in enumerate(tokens):
+            for group in later[number]:
+                insort(having, group)
+            for group in having:
+                if work_s[rows[group]][number] <= left_s[group]:  # work need not fall with length
+                    break
             else:
-                continue
-            left_s[group] -= self.work_s[rows[group], number]
-            left[group] -= tokens
+                row = chosen[number]
+                if least[number] == np.inf or size[row] > free:
+                    if number < own:
+                        return None
+                    continue
+                if row not in work_s:
+                    work_s[row] = self.work_s[row].tolist()
+                    lighter_s[row] = (-np.minimum.accumulate(self.work_s[row])).tolist()
+                group, free = len(rows), free - size[row]
+                rows.append(row)
+                left_s.append(until_s)
+                left.append(room[row])
+                having.append(group)
+            row = rows[group]
+            left_s[group] -= work_s[row][number]
+            left[group] -= length
             pack[number] = group
-        by_size = np.argsort(-rows[:made], kind="stable")
-        pack[pack >= 0] = np.argsort(by_size)[pack[pack >= 0]]
-        return pack, self.sizes[rows[by_size]]
+            fits = max(bisect_left(shorter, -left[group]), bisect_left(lighter_s[row], -left_s[group]))
+            if fits > number + 1:
+                having.remove(group)
+                later[fits].append(group)
+        row_of, pack_of = np.array(rows, dtype=np.int64), np.array(pack)
+        by_size = np.argsort(-row_of, kind="stable")
+        pack_of[pack_of >= 0] = np.argsort(by_size)[pack_of[pack_of >= 0]]
+        return pack_of, self.sizes[row_of[by_size]]
 
     def packed(self, own: int) -> tuple[Ints, Ints, float]:
         """A round of the first *own* sequences and of others that find place: packs as of first_fit, and its end.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,24 +75,36 @@ def balanced_packs(lengths: Ints, work: Floats, packs: int, most_tokens: float) 
     Source: WLB-LLM, arXiv 2503.17924, section 4, without its delay; hao-ai-lab/distca, tests/test_e2e_combined.py
     (what fits neither is placed by work alone).
     """
-    load, tokens = np.zeros(packs), np.zeros(packs, dtype=np.int64)
+    loads, held = [0.0] * packs, [0] * packs
+    length_of, work_of = lengths.tolist(), work.tolist()
     chosen = np.empty(len(lengths), dtype=np.int64)
+    # What a pack had before stays in the heaps until it comes up.
+    lightest = [(0.0, pack) for pack in range(packs)]
+    shortest = lightest.copy()
 
     def place(sequence: int, pack: int) -> None:
         chosen[sequence] = pack
-        load[pack] += work[sequence]
-        tokens[pack] += lengths[sequence]
+        loads[pack] += work_of[sequence]
+        held[pack] += length_of[sequence]
+        heapq.heappush(lightest, (loads[pack], pack))
+        heapq.heappush(shortest, (held[pack], pack))
 
     unplaced = []
     for sequence in np.argsort(-lengths, kind="stable").tolist():
-        room = most_tokens - lengths[sequence]
-        lightest, shortest = int(load.argmin()), int(tokens.argmin())
-        if tokens[lightest] <= room:
-            place(sequence, lightest)
-        elif tokens[shortest] <= room:
-            place(sequence, shortest)
+        room = most_tokens - length_of[sequence]
+        if held[_least(lightest, loads)] <= room:
+            place(sequence, lightest[0][1])
+        elif held[_least(shortest, held)] <= room:
+            place(sequence, shortest[0][1])
         else:
             unplaced.append(sequence)
     for sequence in unplaced:
-        place(sequence, int(load.argmin()))
+        place(sequence, _least(lightest, loads))
     return chosen
+
+
+def _least(heap: list[tuple[float, int]], values: Sequence[float]) -> int:
+    """The pack of least value, which comes first then."""
+    while heap[0][0] != values[heap[0][1]]:
+        heapq.heappop(heap)
+    return heap[0][1]

@@ -16,7 +16,7 @@ from hdpsim.simulator.find_own_strategy import load_strategy
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.strategies.megatron.hybrid import first_dynamic_cp, hybrid_cp
-from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp, layer_flop
+from hdpsim.simulator.strategies.megatron.pipelined import _Draft, balanced_with_pp, layer_flop
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 
@@ -114,6 +114,39 @@ def test_balanced_plans_are_sound_and_full(lengths: list[int], pp: int) -> None:
     validate_plan(plan, np.array(lengths), pp)
     slots = np.diff(plan.order_offsets)
     assert slots.max() % pp == 0
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 1000), min_size=16, max_size=60))
+def test_small_ones_go_where_looking_at_every_slot_sends_them(lengths: list[int]) -> None:
+    asked = problem(lengths, layout=Layout(pp=2))
+    draft = _Draft(asked, 2)
+    flop, rest = layer_flop(asked, backward=False), np.argsort(-np.array(lengths), kind="stable").tolist()
+    count, mean = 2 * asked.ranks, sum(lengths) / (2 * asked.ranks)
+    load, held, packs, late = (
+        np.zeros(count),
+        np.zeros(count),
+        [list[int]() for _ in range(count)],
+        list[int](),
+    )
+    for sequence in rest:
+        having = np.where(held + lengths[sequence] <= mean, load, np.inf)
+        if np.isinf(having.min()):
+            late.append(sequence)
+            continue
+        at = int(having.argmin())
+        load[at], held[at] = load[at] + flop[sequence], held[at] + lengths[sequence]
+        packs[at].append(sequence)
+    for sequence in late:
+        at = int(np.square(held + lengths[sequence] - mean).argmin())
+        load[at], held[at] = load[at] + flop[sequence], held[at] + lengths[sequence]
+        packs[at].append(sequence)
+    dealt = draft._pack(rest)
+    assert dealt == (all(packs) and held.max() <= asked.capacity_tokens)
+    if dealt:
+        assert [slot.sequences for slot in draft._small] == [
+            packs[at] for at in np.argsort(load, kind="stable")
+        ]
 
 
 def test_what_plugs_in_by_name_is_where_the_entry_points_say() -> None:

@@ -1,5 +1,6 @@
 """Rounds of sequences of like length, each on groups of the sizes that end it earliest."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -90,6 +91,42 @@ def test_groups_of_several_sizes_end_by_then_and_hold_their_sequences(task: Task
             (groups.tokens, groups.room(until_s)[row]),
         ):
             assert (np.bincount(pack[placed], weights=each[placed]) <= most * (1 + 1e-9)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(tasks(), st.floats(0.5, 4.0), st.integers(0, 2**32))
+def test_first_fit_is_what_trying_every_group_gives(task: Task, times: float, seed: int):
+    problem = problem_of(task.setup, task.lengths)
+    groups = Groups.of(problem, np.sort(problem.lengths)[::-1])
+    until_s = times * float(groups.alone_s().min(axis=0).max())
+    # Estimates that err do not fall with the length.
+    errors = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, len(groups.tokens)))
+    groups = replace(groups, work_s=groups.work_s * errors)
+    ranks, room = groups.ranks(until_s), groups.room(until_s)
+    free, made, packs = (
+        problem.ranks,
+        list[list[float]](),
+        list[int](),
+    )  # of a group: row, time and tokens left
+    for number, tokens in enumerate(groups.tokens.tolist()):
+        work_s = groups.work_s[:, number].tolist()
+        fits = (at for at, (row, left_s, left) in enumerate(made) if work_s[row] <= left_s and tokens <= left)
+        at, row = next(fits, -1), int(ranks[:, number].argmin())
+        if at < 0 and np.isfinite(ranks[row, number]) and groups.sizes[row] <= free:
+            at, free = len(made), free - int(groups.sizes[row])
+            made.append([row, until_s, room[row]])
+        if at >= 0:
+            made[at][1] -= work_s[made[at][0]]
+            made[at][2] -= tokens
+        packs.append(at)
+    found = groups.first_fit(until_s, 0)
+    assert found is not None
+    pack, size = found
+    by_size = sorted(range(len(made)), key=lambda at: -made[at][0])
+    assert size.tolist() == [groups.sizes[made[at][0]] for at in by_size]
+    assert [by_size[at] if at >= 0 else -1 for at in pack.tolist()] == packs
+    if -1 in packs:
+        assert groups.first_fit(until_s, packs.index(-1) + 1) is None
 
 
 def test_many_short_sequences_on_a_ring_share_its_waits():

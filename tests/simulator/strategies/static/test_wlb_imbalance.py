@@ -10,6 +10,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.hardware import catalog
@@ -99,3 +101,27 @@ def test_queues_level_what_packing_alone_cannot(batches: list[Ints], queues: int
     trained = delayed_batches(batches, queues, CONTEXT)[:-1] if queues else batches
     packed = [(each, balanced_packs(each, work(each), MICRO_BATCHES, 2 * CONTEXT)) for each in trained]
     assert imbalance(packed) == pytest.approx(published, abs=0.05)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 6), st.integers(20, 200))
+def test_packs_are_those_of_looking_at_every_pack(lengths: list[int], packs: int, most: int) -> None:
+    tokens = np.array(lengths)
+    load, held, chosen, unplaced = [0.0] * packs, [0] * packs, [0] * len(tokens), list[int]()
+    order = sorted(range(len(tokens)), key=lambda one: -lengths[one])
+    for sequence in order:
+        fits = [
+            at
+            for at in (load.index(min(load)), held.index(min(held)))
+            if held[at] + lengths[sequence] <= most
+        ]
+        if not fits:
+            unplaced.append(sequence)
+            continue
+        chosen[sequence] = fits[0]
+        load[fits[0]] += float(work(tokens)[sequence])
+        held[fits[0]] += lengths[sequence]
+    for sequence in unplaced:
+        chosen[sequence] = load.index(min(load))
+        load[chosen[sequence]] += float(work(tokens)[sequence])
+    assert balanced_packs(tokens, work(tokens), packs, most).tolist() == chosen
