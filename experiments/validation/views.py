@@ -34,6 +34,7 @@ _OF_THE_MODEL = re.compile(
 _OF_THE_MEASUREMENT = re.compile(r"(?i)peak_mem_gb =|nvidia-smi")
 _READINGS = frozenset({"flop_convention", "memory_gauge", "memory_stage"})
 """Switches that say how to read a measurement."""
+_OF_THE_SERVER = "node"
 _OF_SOURCES = "sources"
 """The file of facts about single sources."""
 
@@ -46,9 +47,13 @@ def plain(config: RunConfig) -> RunConfig:
 
 
 def is_plain(config: RunConfig) -> bool:
-    """Whether the name of its software is all that a run says of it: no column, words or notes change a switch."""
+    """Whether the name of its software is all that a run says of it: no column, words or notes change a switch.
+
+    The column `cluster.node` is of the server, not of software.
+    """
     bare = plain(config)
-    return config.framework == bare.framework and not config.switches and _decided(config) == _decided(bare)
+    of_software = any(switch != _OF_THE_SERVER for switch, _ in config.switches)
+    return config.framework == bare.framework and not of_software and _decided(config) == _decided(bare)
 
 
 def _decided(config: RunConfig) -> dict[str, object]:

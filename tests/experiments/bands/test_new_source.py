@@ -129,6 +129,8 @@ def test_a_record_is_plain_when_nothing_but_a_name_says_its_software() -> None:
     assert is_plain(mixture)
     assert is_plain(replace(mixture, notes="run 7 of the night"))
     assert not is_plain(replace(mixture, notes="CUDA graph"))
+    assert is_plain(replace(mixture, switches=(("node", "hgx-h100-80gb"),)))
+    assert not is_plain(replace(mixture, switches=(("node", "hgx-h100-80gb"), ("tp_overlap", True))))
     dense = RunConfig(gpu="H100", year=2024, framework="NeMo", tp=8)
     # The framework's recipes overlap anyway.
     assert is_plain(replace(dense, notes="tp comm overlap all on"))

@@ -26,6 +26,16 @@ def test_network_of_a_server(config: dict[str, Any], gbps: float | None) -> None
     assert nic_gbps(RunConfig(**{"gpu": "h100", **config})) == gbps
 
 
+def test_jean_zays_servers_are_those_that_notes_describe() -> None:
+    """Four links of 100 Gbit/s for eight GPUs, one of them for collectives, with a column or with words."""
+    run = {"gpu": "A100-80G-SXM", "n_gpus": 16}
+    named = _cluster(Run(RunConfig(**run, switches=(("node", "jean-zay-a100-80gb"),))), 16, []).node
+    described = _cluster(Run(RunConfig(**run, notes="4x100Gb OPA per node")), 16, []).node
+    for node in (named, described):
+        assert node.nic_bytes_per_s_per_gpu == pytest.approx(6.25e9)
+        assert node.collective_share == 0.25
+
+
 def test_collectives_use_one_link_of_omni_path() -> None:
     shares = {"4x100Gb OPA per node": 0.25, "4x100Gb per node": 1.0, "100Gb Omni-Path per node": 1.0, "": 1.0}
     assert {notes: collective_share(RunConfig(gpu="h100", notes=notes)) for notes in shares} == shares
