@@ -103,6 +103,7 @@ def _table(found: Recommendation) -> Table[TypeResult]:
         Column("gpus", of_offer("gpus"), heading="GPUs", format=","),
         Column("days", of_offer("days"), format=".1f"),
         Column("usd", of_offer("usd"), heading="USD", format=large_amount, missing="unknown"),
+        Column("kwh", _kwh, heading="MWh", format=lambda kwh: f"{kwh / 1000:,.0f}", missing="unknown"),
         Column("probability", of_offer("probability"), format=".0%"),
         Column("", lambda result: result.offer and result.offer.study.ettr.mean, heading="of the time trains",
                format=".1%"),
@@ -111,6 +112,12 @@ def _table(found: Recommendation) -> Table[TypeResult]:
         Column("reason", _reason, heading="remark", left=True, optional=True),
     )  # fmt: skip
     return Table(title=f"What meets {found.goal.words}, by type of GPU", columns=columns, rows=found.types)
+
+
+def _kwh(result: TypeResult) -> float | None:
+    """What all GPUs, hosts, network and cooling take until the last token."""
+    target = result.offer and result.offer.study.target
+    return target.kwh if target else None
 
 
 def _reason(result: TypeResult) -> str:
@@ -127,6 +134,6 @@ def _notes(found: Recommendation) -> tuple[str, ...]:
         asked,
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "
         f"{best.study.plan.seeds} runs of a campaign with failures, restarts and checkpoints (the keys campaign.*).",
-        best.study.costs.price.note,
+        *dict.fromkeys(result.offer.study.costs.price.note for result in found.types if result.offer),
         f"How far off predictions of such runs were: {best.band.note}",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.planning.plan import words_of
@@ -134,12 +134,22 @@ def recommend(
             site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
             budget=budget.part(1.0 / len(names)),
         )  # fmt: skip
-        types.append(one.kept() if keep_layout else one.searched())
+        types.append(_answer(one, keep_layout, alone=len(names) == 1))
     progress(len(names), len(names), "")
     types.sort(key=lambda result: _rank(result, aim))
     if types[0].offer is None:
         raise _unreachable(goal, confidence, types, scenario)
     return Recommendation(scenario=scenario, goal=goal, aim=aim, confidence=confidence, types=tuple(types))
+
+
+def _answer(one: _OneType, keep_layout: bool, *, alone: bool) -> TypeResult:
+    """The result of one type; where the scenario cannot run on it, the reason, unless it is the only one."""
+    try:
+        return one.kept() if keep_layout else one.searched()
+    except (InfeasibleError, ScenarioError) as error:
+        if alone:
+            raise
+        return TypeResult(gpu=one.gpu, reason=" ".join(str(error).split()))
 
 
 def _rank(result: TypeResult, aim: Aim) -> tuple[bool, float, float]:
@@ -165,7 +175,7 @@ class _OneType:
 
     def kept(self) -> TypeResult:
         """Answer with the scenario's own layout."""
-        sizing = self._sizing((), self._sized(self.scenario.cluster.gpus))
+        sizing = self._sizing((), block_of(self.scenario.layout, self._server_gpus))
         offer = self._offer(sizing, self._guess())
         return self._result(sizing, offer, OWN_LAYOUT)
 
@@ -189,9 +199,8 @@ class _OneType:
             best = found[0]
             if best.candidate not in tried:
                 layout = self._with_degrees(gpus, best.candidate).overrides
-                sizing = self._sizing(
-                    layout, self._sized(gpus).with_changes(layout), shipped_margin().headroom
-                )
+                block = block_of(self._sized(gpus).with_changes(layout).layout, self._server_gpus)
+                sizing = self._sizing(layout, block, shipped_margin().headroom)
                 least_s = min((one.sizing.about_s(gpus) for one in tried.values()), default=math.inf)
                 here_s = sizing.about_s(-(-gpus // sizing.block) * sizing.block)
                 if not tried or here_s < least_s:  # else it is better on the first batch alone
@@ -212,7 +221,8 @@ class _OneType:
         Without an offer where the layout that was found takes no longer on as many GPUs.
         """
         gpus = chosen.offer.gpus if chosen.offer else self._guess()
-        sizing = self._sizing((), self._sized(gpus), shipped_margin().headroom)
+        block = block_of(self._sized(gpus).layout, self._server_gpus)
+        sizing = self._sizing((), block, shipped_margin().headroom)
         faster = sizing.about_s(-(-gpus // sizing.block) * sizing.block) < chosen.sizing.about_s(gpus)
         offer = self._offer(sizing, gpus) if faster else None
         return self._result(sizing, offer, OWN_LAYOUT, complete=False)
@@ -274,14 +284,20 @@ class _OneType:
         later = [share for share in SHARES[1:] if share * self.budget.steps >= LEAST_STEPS]
         return 1.0 - sum(later), *later
 
-    def _sizing(self, layout: Overrides, sized: Scenario, headroom: float = 0.0) -> Sizing:
+    def _sizing(self, layout: Overrides, block: int, headroom: float = 0.0) -> Sizing:
         return Sizing(
             at=partial(self._at, layout),
             goal=self.goal,
             confidence=self.confidence,
-            block=block_of(sized.layout, sized.cluster.node.gpus),
+            block=block,
             headroom=headroom,
         )
+
+    @property
+    def _server_gpus(self) -> int:
+        """GPUs of a whole server of the type: 8 mostly, 72 of a rack of GB200."""
+        name = dict(self.site).get("cluster.node")
+        return self.scenario.cluster.node.gpus if name is None else catalog.node(str(name)).gpus
 
     def _at(self, layout: Overrides, gpus: int) -> Scenario:
         return self.scenario.with_changes((*self._on(gpus), *layout))
@@ -303,7 +319,7 @@ class _OneType:
         lengths = self.scenario.batches(1)[0]
         tokens = float(lengths.sum())
         flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
-        node = self._sized(self.scenario.cluster.node.gpus).cluster.node
+        node = self._sized(self._server_gpus).cluster.node
         rate = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * node.gpu.bf16_flop_per_s)
         servers = 1
         while servers * node.gpus < min(rate, MOST_GPUS / 2, tokens / FEW_TOKENS):

@@ -354,3 +354,32 @@ def test_a_search_cut_short_is_never_worse_than_the_layout_that_one_has(
     assert answer.best.gpus <= recommend(small("layout.recompute=none"), goal, keep_layout=True).best.gpus
     assert not answer.types[0].complete
     assert answer.types[0].layout == "the scenario's own layout"
+
+
+@pytest.mark.parametrize("keep_layout", [True, False])
+def test_racks_of_72_gpus_stand_beside_servers_of_8(keep_layout: bool) -> None:
+    """16 GPUs and powers of two of servers are no whole number of such racks."""
+    goal = parse_goal("1T tokens in 5 days")
+    pinned = ("strategy.name=static", "layout.recompute=none", "layout.sharding=zero1")
+    found = recommend(
+        small(*pinned), goal, gpu_types=("h100", "gb200"), keep_layout=keep_layout, pinned=pinned,
+        budget=Budget(steps=20),
+    )  # fmt: skip
+    offers = {one.gpu: one.offer for one in found.types}
+    assert all(offers.values())
+    said = recommend_document(found).text()
+    assert "USD an hour for each gb200-186gb" in said
+    assert "USD an hour for each h100-80gb" in said
+    assert offers["gb200-186gb"].gpus % 72 == 0  # type: ignore[union-attr]
+    assert offers["h100-80gb"].gpus % 8 == 0  # type: ignore[union-attr]
+
+
+def test_a_type_that_cannot_run_the_scenario_takes_no_answer_from_the_others() -> None:
+    fp8 = small("cluster.node=hgx-b200-180gb", "layout.precision=mxfp8")
+    goal = parse_goal("200B tokens in 5 days")
+    found = recommend(fp8, goal, gpu_types=("a100-80gb", "b200"), keep_layout=True)
+    assert [one.gpu for one in found.types] == ["b200-180gb", "a100-80gb"]
+    assert "no tensor cores for mxfp8" in found.types[1].reason
+    assert "no tensor cores" in recommend_document(found).text()
+    with pytest.raises(InfeasibleError, match="no tensor cores"):
+        recommend(fp8, goal, gpu_types=("a100-80gb",), keep_layout=True)
