@@ -62,7 +62,11 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     sharding = f"sharding is {layout.sharding.kind}"
     alone = "there is one rank" if ranks == 1 else ""
     of_gradients = "gather_overlap gradient_overlap prefetch_gather owner_broadcasts gradient_all_reduce"
-    yield alone, "layout", f"dp_overlap loss_average shard_ranks sum_every_micro_batch {of_gradients}"
+    yield (
+        alone,
+        "layout",
+        f"dp_overlap loss_average shard_ranks sum_every_micro_batch whole_gradients {of_gradients}",
+    )
     yield alone, "layout", "bucket_parameters gather_lists shard_copies reuse_parameters"
     yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
     yield alone, "memory", "bucket_bytes gather_buffer_bytes"

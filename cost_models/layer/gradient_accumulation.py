@@ -15,7 +15,8 @@ def product_output_bytes(layout: Layout) -> int:
     """Bytes that a weight-gradient product moves per parameter: a read and a write of the sum, or a fresh gradient.
 
     The sum has the precision in which gradients are reduced (`gradient_bytes`): frameworks that fuse keep one buffer
-    for both. Gathered parameters (zero3) have no sum to add to: what is summed are shards, after the reduction.
+    for both. Gathered parameters (zero3) have no sum to add to: what is summed are shards, after the
+    reduction, unless gradients add up whole.
     Source: Megatron-Core, distributed/param_and_grad_buffer.py (grad_reduce_in_fp32: type of main_grad); Apex,
     contrib/optimizers/distributed_fused_adam.py (grad_sync_dtype: type of the contiguous buffer of gradients).
     """

@@ -50,7 +50,12 @@ ZERO_1_OR_2 = Need(
 ZERO_2 = _is("sharding", "zero2", "zero2")
 ZERO_3 = _is("sharding", "zero3", "zero3")
 SUMS_OF_ALL = Need(
-    "no zero3", "sharding is {sharding}, which sums shards", lambda layout: layout.sharding.kind != "zero3"
+    "no zero3, or whole_gradients",
+    "sharding is {sharding}, which sums shards",
+    lambda layout: layout.sharding.kind != "zero3" or layout.sharding.whole_gradients,
+)
+BUCKETS = Need(
+    "no zero3", "sharding is {sharding}, which sums layers", lambda layout: layout.sharding.kind != "zero3"
 )
 BESIDE_COMPUTE = _on("dp_overlap")
 SELECTIVE = _is("recompute", "selective")

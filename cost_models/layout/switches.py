@@ -202,10 +202,13 @@ class Sharding(Group):
     """zero1, zero2: whole tensors belong to ranks, which broadcast them one after the other, instead of one gather."""
     sum_every_micro_batch: bool = switch(False, needs=(needs.ZERO_2,))
     """zero2: gradients are summed over ranks in every backward, not in a step's last alone (DeepSpeed)."""
+    whole_gradients: bool = switch(False, needs=(needs.ZERO_3,))
+    """zero3: gradients of micro-batches add up whole on every GPU and are summed over ranks in a step's last backward
+    alone (PyTorch's FSDP under no_sync: Hugging Face's trainers, Lightning); off: in every backward."""
     gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
     bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(
-        None, none="auto", needs=(needs.SUMS_OF_ALL,)
+        None, none="auto", needs=(needs.BUCKETS,)
     )
     """Parameters of a bucket of gradients; None = Megatron-Core's rule (40 million, a million per rank)."""
     loss_average: LossAverage = switch("step", needs=(needs.ONE_WAY,))
@@ -222,7 +225,13 @@ class Sharding(Group):
     @property
     def sums_layers(self) -> bool:
         """Whether every backward sums gradients over ranks layer by layer, so that only sums of shards add up."""
-        return self.kind == "zero3" or (self.kind == "zero2" and self.sum_every_micro_batch)
+        every = not self.whole_gradients if self.kind == "zero3" else self.sum_every_micro_batch
+        return self.kind in ("zero2", "zero3") and every
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether ranks gather or sum layer by layer in the passes of every micro-batch."""
+        return self.kind == "zero3" or self.sums_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

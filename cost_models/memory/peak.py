@@ -374,7 +374,10 @@ def _load(job: _Job, tokens: int, sequence_tokens: int | None = None) -> _Load:
 def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     model, layout, tokens, extra = job.model, job.layout, load.tokens, job.overheads
     per_token = load.per_token
-    states = state_bytes(model, layout.of_states, job.ranks, stage.number, extra)
+    of_states = layout.of_states
+    if job.micro_batches == 1 and of_states.sharding.whole_gradients:  # nothing to add up
+        of_states = of_states.changed(whole_gradients=False)
+    states = state_bytes(model, of_states, job.ranks, stage.number, extra)
     chunks, held, gathered = stage.chunks, 0.0, 0.0
     for part, count in stage.passes:
         layers = part.with_prediction(model)

@@ -46,7 +46,7 @@ def state_bytes(
         bytes per parameter: weights 2, gradients 4 (or 2), optimizer optimizer_bytes (12); d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work); 16/d where shards have
-        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d)
+        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d); with whole_gradients 4 + 18/d
 
     d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
@@ -78,13 +78,14 @@ def state_bytes(
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     loose = overheads.loose_gradient_bytes * unit
+    whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 else 0.0
     optimizer = trained * layout.precision.optimizer_bytes * spread(1)
     moments_alone = layout.precision.optimizer_bytes <= MOMENTS_ALONE
     in_optimizer = level >= 3 and not (overheads.sixteen_bit_shards or moments_alone or model.frozen)
     kept = 0.0 if in_optimizer else WEIGHT_BYTES
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
-        gradients=trained * (layout.precision.gradient_bytes * spread(2) + buckets + loose),
+        gradients=trained * (layout.precision.gradient_bytes * (spread(2) + whole) + buckets + loose),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
         on_host=optimizer if layout.sharding.optimizer_offload else 0.0,

@@ -56,7 +56,7 @@ class MicroBatchCost:
         self.fabric = self.collectives.fabric
         self.offloading = Offloading(model, layout, cluster, cal)
         shards = (model, layout, cluster, cal, self.collectives)
-        self._sharded = ShardedParameters(*shards) if layout.sharding.sums_layers else None
+        self._sharded = ShardedParameters(*shards) if layout.sharding.by_layer else None
         self.kinds, self.kind = stage_kinds(model, layout.of_stages)
         self._counts = [dict(kind.with_prediction(model)) for kind in self.kinds]
         self._repeats = np.array([repeated_share(layout, name) for name in TERMS])  # [T]: of the forward
@@ -401,6 +401,14 @@ class MicroBatchCost:
     def token_s(self, tokens_per_rank: float) -> float:
         """Everything linear in tokens (forward + backward) on the busiest stage, per token of a rank; no host time."""
         return float(self.linear_s([int(tokens_per_rank)]).max() / tokens_per_rank)
+
+    @property
+    def backward_gathers_s(self) -> Floats:
+        """[S]: how long gathers of sharded layers keep the network busy in a backward."""
+        if self._sharded is None:
+            return np.zeros(len(self.visited))
+        of_kinds = [self._sharded.backward_gathers_s(counts) for counts in self._counts]
+        return np.asarray(np.array(of_kinds)[self.visited].sum(axis=1))
 
     @property
     def layers_by_stage(self) -> Ints:

@@ -62,11 +62,12 @@ def gradient_buffer_s(
 
         t = parameters x gradient x (1 write + 2 for the division [more than one copy]) / HBM
 
-    Counted: once a step, on the whole buffer; none where every backward sums shards (zero3).
+    Counted: once a step, on the whole buffer; none where every backward sums shards, nor with zero3, whose gradients
+    PyTorch sets to None (torch/optim/optimizer.py, zero_grad) and NCCL divides (fully_shard, ReduceOp.AVG).
     Ignored: collectives that divide by themselves.
     Source: Megatron-LM, param_and_grad_buffer.py (zeroed every step, scaled by 1 / data-parallel size before the sum).
     """
-    if layout.sharding.sums_layers:
+    if layout.sharding.sums_layers or layout.sharding.kind == "zero3":
         return np.zeros_like(parameters)
     passes = ZEROING_PASSES + (SCALING_PASSES if copies > 1 else 0)
     return memory_bound_s(passes * layout.precision.gradient_bytes * parameters, cluster.gpu, cal)

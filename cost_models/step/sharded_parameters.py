@@ -2,6 +2,7 @@
 
 Of ZeRO-2 that sums gradients in every backward (DeepSpeed, runtime/zero/stage_1_and_2.py,
 reduce_ready_partitions_and_remove_grads: where gradients are partitioned, at every micro-batch) the reductions alone.
+Of ZeRO-3 whose gradients add up whole (PyTorch's FSDP under no_sync) the gathers alone.
 
 A *unit* is what is gathered and reduced at once: a layer, or the embedding and output projection. While a unit
 computes, the next one is gathered and the one before is reduced (prefetch of one unit).
@@ -161,7 +162,7 @@ class ShardedParameters:
     ) -> None:
         self._model, self._layout, self._cal, self._gpu = model, layout, cal, cluster.gpu
         self._collectives = collectives
-        self._reduces = not model.frozen
+        self._reduces = layout.sharding.sums_layers and not model.frozen
         ranks = layout.parallel.ranks(cluster.gpus)
         spread = layout.parallel.expert_gpus
         copies = max(1, ranks * layout.parallel.tp // spread)
@@ -190,7 +191,7 @@ class ShardedParameters:
         for parameters, groups in ((dense, self._dense), (experts, self._experts)):
             if not parameters or groups.shard.ranks == 1:
                 continue
-            if not self._model.frozen:  # of adapters next to nothing
+            if self._reduces:  # of adapters next to nothing
                 volume = self._layout.precision.gradient_bytes * parameters
                 if self._layout.sharding.all_reduces:
                     reduce += float(self._collectives.all_reduce_s(volume, groups.shard))
@@ -228,6 +229,10 @@ class ShardedParameters:
         beside_s = layer_s + self._cal.overlap_slowdown * seconds
         hidden_s = beside_s if self._hides else None
         return SentTimes.of_collective(seconds, np.full_like(layer_s, volume), rate, hidden_s=hidden_s)
+
+    def backward_gathers_s(self, counts: dict[LayerKind, int]) -> float:
+        """Seconds of the network for so many layers of each kind."""
+        return sum(count * self._backward[kind].gather_s for kind, count in counts.items())
 
     @property
     def shard(self) -> GroupShape:

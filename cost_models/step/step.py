@@ -87,7 +87,8 @@ def epilogue(
     """Per stage: parameter all-gather, gradient reduce-scatter (exposed parts) and optimizer.
 
     none: all-reduce of gradients. zero1, zero2: reduce-scatter of gradients, all-gather of BF16 parameters, once a
-    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters). With shard_ranks both stay
+    step. zero3: both happen in every layer of every micro-batch (see sharded_parameters); whole gradients are reduced
+    here, once a step, beside the last backward. With shard_ranks both stay
     among so many neighbours, and shards are summed over their replicas here, once a step.
     Experts have ranks * tp / expert_gpus copies. Of a frozen model only adapters are summed, gathered and updated.
     Counted: collectives over all ranks at one TP index, what the first forward and the last backward
@@ -111,7 +112,8 @@ def exposed_epilogue(
         if layout.sharding.gather_overlap:
             gather = exposed_s(gather, first_gather, windows.forward_s, slowdown)
         if layout.sharding.gradient_overlap:
-            sync = exposed_s(sync, sums.last_sync_s, windows.backward_s, slowdown)
+            free_s = np.maximum(0.0, windows.backward_s - sums.backward_gathers_s)
+            sync = exposed_s(sync, sums.last_sync_s, free_s, slowdown)
     return Epilogue(
         data_s=data_s,
         parameter_gather_s=gather.copy(),
@@ -129,13 +131,15 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
     """See epilogue."""
     model, layout, cal = cost.model, cost.layout, cost.cal
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
+    whole = layout.sharding.kind == "zero3" and not layout.sharding.sums_layers
     for counts, members, stride, _ in _sharers(cost, ranks):
         if layout.sharding.kind == "zero3":
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
             shards = counts / groups.shard.ranks
             reduced_s = _sync_s(cost, counts, groups, np.ones_like(counts))
+            layers = np.maximum(1, cost.layers_by_stage)  # of whole gradients a layer is summed at once
             sync += reduced_s
-            last_sync += reduced_s / buckets(counts, members, layout)
+            last_sync += reduced_s / (layers if whole else buckets(counts, members, layout))
         else:
             group = cost.collectives.group(members, stride=stride)
             plain = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
@@ -158,6 +162,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
         first_gather_s=first_gather,
         sync_s=sync,
         last_sync_s=last_sync,
+        backward_gathers_s=cost.backward_gathers_s if whole else np.zeros(layout.parallel.pp),
         optimizer_s=optimizer,
         tied_sync_s=_tied_sync_s(cost, ranks),
     )
@@ -194,7 +199,7 @@ def step_traffic(cost: MicroBatchCost, batches: MicroBatches, ranks: int) -> Ste
         gather_s=sums_s.gather_s,
         sums=tuple(one for one in sums if one.sent_bytes.any()),
         sync_s=sums_s.sync_s,
-        shard_ranks=layout.sharding.ranks or ranks if layout.sharding.sums_layers else 1,
+        shard_ranks=layout.sharding.ranks or ranks if layout.sharding.by_layer else 1,
         expert_ranks=(layout.parallel.ep, layout.parallel.expert_cut),
     )
 

@@ -41,6 +41,8 @@ class StepSums:
     sync_s: Floats
     """Gradient sums, and the part of them that only the last layer starts."""
     last_sync_s: Floats
+    backward_gathers_s: Floats
+    """What the last backward's gathers of layers take of the network that these sums need."""
     optimizer_s: Floats
     tied_sync_s: Floats
     """Sum of an embedding's gradients on two stages."""

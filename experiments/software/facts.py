@@ -108,6 +108,13 @@ def _short_pipeline(run: Run) -> bool:
     )
 
 
+def _accumulates(run: Run) -> bool:
+    """Whether a step is known to have several micro-batches."""
+    config = run.config
+    sequences = config.grad_accum or _sequences_per_replica(config) / (config.micro_batch or 1)
+    return sequences > 1
+
+
 def _sequences_per_replica(config: RunConfig) -> float:
     return (config.global_batch_seqs or 0) * config.replica_gpus / config.n_gpus if config.n_gpus else 0.0
 
@@ -286,6 +293,7 @@ def _ranks_of_a_server(config: RunConfig) -> int:
 
 
 FACTS: dict[str, Callable[[Run], bool]] = {
+    "accumulates": _accumulates,
     "dense_shape": lambda run: _dense_layer(run.config) is not None,
     "experts_fill_the_stage": _experts_fill_the_stage,
     "experts_repeated": lambda run: _repeated_experts(run.config) is not None,

@@ -159,6 +159,18 @@ def test_shards_inside_a_node_take_more() -> None:
     assert states.total - states.gathered == pytest.approx(18 / 8 * parameters(model).total)
 
 
+def test_gradients_that_add_up_whole_take_their_bytes_beside_the_shards() -> None:
+    model, layout = catalog.model("llama-2-7b"), Layout(sharding="zero3", whole_gradients=True)
+    states = state_bytes(model, layout, 64, 0)
+    assert states.total - states.gathered == pytest.approx((4 + 18 / 64) * parameters(model).total)
+    one, several, usual = (
+        memory_report(model, each, A100, 64, 4096, micro_batches=count)
+        for each, count in ((layout, 1), (layout, 2), (layout.changed(whole_gradients=False), 1))
+    )
+    assert one == usual  # a single micro-batch has nothing to add up
+    assert several.gradients - one.gradients == pytest.approx(4 * parameters(model).total)
+
+
 def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
     model, layout = catalog.model("llama-2-7b"), Layout(optimizer_offload=True, gradient_bytes=2)
     states = state_bytes(model, layout, 64, 0)

@@ -23,6 +23,7 @@ from ideal_hardware import (
 )
 
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.step.data_parallel import ComputeWindows
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.sharded_parameters import copy_in_bytes, given_back, overlapped_s
 from hdpsim.cost_models.step.step import epilogue
@@ -188,6 +189,44 @@ def test_sums_in_every_backward_hide_as_layers_compute_and_meet() -> None:
     copies_s = 12 * (32 * LAYER + 2 * VOCABULARY) / HBM
     assert shown[:2] == pytest.approx([wire_s(1, 2, 2), wire_s(32, 2, 2)], rel=0.02)
     assert np.subtract(shown[2:], shown[:2]) == pytest.approx(copies_s, rel=1e-5)
+
+
+def summed_at_once_s(layout: Layout) -> float:
+    """One reduce-scatter of 4 B for each parameter over all 128 GPUs."""
+    collectives = ideal_cost().collectives
+    volume = 4 * parameters_per_gpu(MODEL, layout, 0).dense
+    return float(collectives.reduce_scatter_s(volume, collectives.group(RANKS), in_place=True))
+
+
+def test_whole_gradients_are_summed_once_a_step() -> None:
+    usual = Layout(sharding="zero3")
+    whole = usual.changed(whole_gradients=True, gradient_accumulation="separate")
+    every, once = (ideal_cost(layout=layout, cluster=ideal_cluster(gpu=GPU)) for layout in (usual, whole))
+    (gathered, summed), (forward, backward) = (
+        [side[:, 0, 0] for side in cost.both_terms_s(micro_batches([[1]]))] for cost in (every, once)
+    )
+    assert forward[GATHER] == gathered[GATHER]
+    assert 0.85 * summed[GATHER] < backward[GATHER] < summed[GATHER]  # all that compute hides is gathers
+    assert backward[REDUCE] == 0.0 < summed[REDUCE]
+    # a gradient of 2 B is read, its sum of 4 B read and written
+    parameters = 32 * LAYER + 2 * VOCABULARY
+    assert backward[SMALL] - summed[SMALL] == pytest.approx(10 * parameters / HBM, rel=1e-6)
+    after, before = (epilogue(cost, RANKS, data_s=0.0) for cost in (once, every))
+    assert after.gradient_sync_s == pytest.approx([summed_at_once_s(whole)])
+    assert before.gradient_sync_s.tolist() == before.parameter_gather_s.tolist() == [0.0]
+    assert after.parameter_gather_s.tolist() == [0.0]
+    assert after.optimizer_s == before.optimizer_s
+
+
+@given(backward_s=st.floats(0.0, 100.0))
+def test_sums_of_whole_gradients_hide_where_gathers_leave_the_network(backward_s: float) -> None:
+    cost = ideal_cost(layout=Layout(sharding="zero3", whole_gradients=True))
+    windows = ComputeWindows(forward_s=np.array([0.0]), backward_s=np.array([backward_s]))
+    shown = epilogue(cost, RANKS, data_s=0.0, windows=windows).gradient_sync_s
+    gathers_s, sums_s = wire_s(32, 0, 2), summed_at_once_s(cost.layout)
+    # all but the last layer's sum runs beside what the backward's gathers leave
+    hidden_s = min(max(0.0, backward_s - gathers_s), sums_s * 31 / 32)
+    assert shown == pytest.approx([sums_s - hidden_s])
 
 
 def test_without_replicas_nothing_is_left_for_the_end_of_the_step() -> None:

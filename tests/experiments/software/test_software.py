@@ -469,6 +469,29 @@ def test_tensor_parallelism_of_pytorch_cuts_the_second_dimension(
 
 
 @pytest.mark.parametrize(
+    ("framework", "sequences", "whole"),
+    [
+        ("Hugging Face Trainer", 64, True),
+        ("Hugging Face Trainer", 16, None),  # one micro-batch
+        ("lit-gpt (PyTorch FSDP1)", 64, True),
+        ("KempnerForge (PyTorch FSDP2)", 64, True),
+        ("torchtitan", 64, None),
+        ("Hugging Face Trainer with DeepSpeed", 64, None),
+    ],
+)
+def test_trainers_that_sum_gradients_of_micro_batches_once_a_step(
+    framework: str, sequences: int, whole: bool | None
+) -> None:
+    config = RunConfig(
+        gpu="h100", n_gpus=8, framework=framework, year=2025, zero_stage="fsdp", micro_batch=2,
+        global_batch_seqs=sequences,
+    )  # fmt: skip
+    said = [setting_of(Run(config), switch) for switch in ("whole_gradients", "gradient_accumulation")]
+    assert (said[0] and said[0].value) == whole
+    assert (said[1] is not None and said[1].value == "separate") == bool(whole)
+
+
+@pytest.mark.parametrize(
     ("software", "said"),
     [
         ("torchtitan 2.8", ""),
