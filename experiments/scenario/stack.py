@@ -68,7 +68,7 @@ def decided_by_stack(
     names |= {FIELDS.get(name, name) for name in names}
 
     def run_with(stack: Software) -> Run:
-        return _run_of(stack, found, section_of(values, "layout"), int(values["data.context"]))
+        return _run_of(stack, found, section_of(values, "layout"), values)
 
     run = run_with(software)
     settings = _settings_of(run, frozenset(names))
@@ -89,7 +89,7 @@ def decided_by_stack(
     )
 
 
-def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context_tokens: int) -> Run:
+def _run_of(software: Software, found: Found, layout: Mapping[str, Any], values: Mapping[str, Any]) -> Run:
     """The run of a scenario as the rules of stacks see it: the columns that a record of it would have."""
     model, cluster, sharding = found.model, found.cluster, layout["sharding"]
     config = RunConfig(
@@ -103,7 +103,8 @@ def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context
         model=model,
         node=cluster.node,
         kv_heads=None if model.latent_attention else model.kv_heads,
-        seq_len=context_tokens,
+        seq_len=int(values["data.context"]),
+        grad_accum=_micro_batches(found.cluster.gpus, layout, values),
         task="lora" if model.frozen else "pretrain",
         sp=layout["sequence_parallel"],
         zero_stage="hsdp" if sharding == "zero3" and layout["shard_ranks"] else sharding,
@@ -111,6 +112,18 @@ def _run_of(software: Software, found: Found, layout: Mapping[str, Any], context
         **{column: getattr(model, name) for column, name in SHAPE.items()},
     )
     return Run(config, cp_is_planned=config.cp is None)
+
+
+def _micro_batches(gpus: int, layout: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
+    """Micro-batches of a step on one rank, where batch and micro-batch are said; None: nobody knows before planning."""
+    batch, lengths, capacity = values["data.batch"], values["data.lengths"], layout["rank_capacity_tokens"]
+    tokens = batch.tokens
+    if tokens is None and batch.sequences and lengths and len(lengths) == 1:
+        tokens = batch.sequences * lengths[0]
+    if not tokens or not capacity:
+        return None
+    ranks = max(1, gpus // (layout["tp"] * layout["pp"]))
+    return max(1, int(tokens / (ranks * capacity)))
 
 
 def _software_notes(software: Software, run: Run) -> tuple[str, ...]:
