@@ -276,6 +276,11 @@ def test_models_without_a_gate_are_gpt_unless_the_catalog_knows_better(tmp_path:
     assert plain.norm == "layer"
     assert any("as nemotron-4-15b" in words for words in prepared.assumptions)
     assert prepare(config(tmp_path, gated_mlp="0", framework="Megatron-LM")).setup.model.dropout
+    own = prepare(config(tmp_path, gated_mlp="0", model_name="nanochat-d24")).setup.model
+    assert (own.norm, own.qk_norm, own.biases, own.tied_embeddings, own.learned_positions) == (
+        "rms", True, False, False, 0,
+    )  # fmt: skip
+    assert (own.sliding_window, own.full_attention_every) == (1024, 4)
 
 
 def test_notes_tell_what_no_column_holds(tmp_path: Path) -> None:
