@@ -12,6 +12,8 @@ is kept with pytest's cache.
 
 Figures of files are laid out, text and all, but not drawn as PNG and SVG, which takes most of many commands' time:
 tests of the drawing itself ask for `pictures`.
+
+Planning is most of a small step's time: modules that are about what is done with plans ask for `each_plan_once`.
 """
 
 import atexit
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,9 @@ from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
 
 from hdpsim.experiments.output.plots import style
+from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.registry import make_plan
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("search"), derandomize=True)
@@ -71,3 +77,28 @@ def _figures_are_laid_out_only() -> Iterator[None]:
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures become PNG and SVG."""
     monkeypatch.setattr(style, "write_figure", _draw)
+
+
+@pytest.fixture(scope="module")
+def each_plan_once() -> Iterator[None]:
+    """Whoever asks a planner the same once more gets the plan that there is, until the module ends."""
+    known: dict[tuple[object, ...], Plan] = {}
+
+    def once(problem: PlanningProblem) -> Plan:
+        key = _asked(problem)
+        if key not in known:
+            known[key] = make_plan(problem)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdpsim.simulator.planning.make_plan", once)
+        yield
+
+
+def _asked(problem: PlanningProblem) -> tuple[object, ...]:
+    """All that a plan follows from; costs are the same where they are the same object."""
+    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    mixed = values.pop("mixed")
+    values["lengths"] = problem.lengths.tobytes()
+    values["kinds"] = tuple(map(_asked, problem.kinds))
+    return (*values.values(), None if mixed is None else mixed.rank_kind.tobytes())

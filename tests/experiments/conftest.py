@@ -139,10 +139,12 @@ def fake_simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Setup, NDArray[
     return fake_step
 
 
-@pytest.fixture
-def each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who simulates the same setup on the same batch once more gets the result that there is."""
-    _simulate_once(monkeypatch)
+@pytest.fixture(scope="module")
+def each_step_once() -> Iterator[None]:
+    """Who simulates the same setup on the same batch once more gets the result that there is, until the module ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        _simulate_once(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

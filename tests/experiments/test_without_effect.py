@@ -23,6 +23,8 @@ from hdpsim.simulator.settings import changed_settings
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.without_effect import without_effect
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 SMALL = (
     "cluster.node=hgx-b200-180gb", "gpus=16", "model.layers=4", "data.trace=bytescale-github", "data.batch=256K tokens",
     "data.context=32K", "layout.rank_capacity=auto", "layout.recompute=none", "execution.batches=1",
@@ -156,7 +158,7 @@ def mixtures(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(mixtures())
 def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], str, str]) -> None:
     assert not silent(*mixture)

@@ -21,6 +21,8 @@ from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.simulator.campaign.setup import EFFECTIVE
 from hdpsim.simulator.many_steps.checkpoints import checkpoints_of
 
+pytestmark = pytest.mark.usefixtures("each_step_once")
+
 DAY = 86400.0
 NODE = {"name": "few", "gpu": "h100-80gb", "gpus": 8, "nic": "100Gbps", "host_memory": "2TiB"}
 FIXED = ("campaign.step=6s", "campaign.seeds=4")
@@ -118,7 +120,6 @@ def test_slow_nodes_cost_a_campaign_what_they_cost_a_step() -> None:
         assert 1.0 < found <= factor
 
 
-@pytest.mark.usefixtures("each_step_once")
 def test_slow_nodes_of_the_step_and_of_the_campaign_are_not_counted_twice() -> None:
     own = ("gpus=1024", "data.batch=1M tokens", "campaign.step=auto", "execution.slow_node_share=0.1")
     clean = plan_campaign(llama(*own[:3])).setup.step_s

@@ -13,6 +13,8 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 
+pytestmark = pytest.mark.usefixtures("each_step_once")
+
 SMALL = (
     "gpus=64", "campaign.step=20s", "campaign.duration=4d", "campaign.seeds=2", "campaign.failure_scale=120",
     "campaign.storage_bandwidth=1GB/s", "data.batch=256K tokens", "data.context=16K", "layout.rank_capacity=auto",
@@ -48,7 +50,6 @@ def outcome(changes: tuple[str, ...], key: str) -> tuple[object, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("each_step_once")
 def test_a_key_changes_a_campaign_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hdpsim.experiments.campaigns.run.simulate_campaign", cache(simulate_campaign))
     seen, silent = set(), []

@@ -33,6 +33,8 @@ from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.money import costs_of
 
+pytestmark = pytest.mark.usefixtures("each_step_once")
+
 _CHOICES: dict[str, tuple[tuple[object, ...], ...]] = {
     "layout.tp": ((1, 2), (2, 4), (1, 4)),
     "layout.pp": ((1,), (1, 2), (2,)),
@@ -99,7 +101,6 @@ def rates(scenario: Scenario, candidates: list[Candidate]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize("seed", [2, 3, 4, 5, 6, 9, 11, 12, 13, 16, 17, 18])
 def test_never_worse_than_full_enumeration(seed: int) -> None:
     scenario, space = small(seed), small_space(seed)
@@ -119,7 +120,6 @@ def sweep(scenario: Scenario, axes: dict[str, tuple[object, ...]]) -> list[float
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize(("seed", "experts"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize(
     "names",
@@ -356,6 +356,7 @@ def test_every_degree_divides() -> None:
 @pytest.mark.slow
 def test_types_of_gpus_are_compared() -> None:
     values = ["layout.pp=1", "layout.recompute=none", "strategy.name=static", "layout.sharding=zero1"]
+    values += ["layout.optimizer_offload=false", "strategy.packing=in-order"]
     found = hdpsim.plan(small(), gpu_types=["h100", "h200"], searched=values, workers=1, budget=None).found
     assert isinstance(found, Found)
     assert {one.setup.cluster.gpu.name for one in found.evaluated} == {"h100-80gb", "h200-141gb"}
@@ -398,7 +399,8 @@ def test_processes_find_the_same_in_a_search_cut_short() -> None:
 @pytest.mark.slow
 def test_processes_find_the_same() -> None:
     space = Space(values={**FEW, "layout.recompute": ("full",), "strategy.name": ("static", "hdp-opt")})
-    alone, together = (search(small(several=True), space, batches=2, workers=workers) for workers in (1, 2))
+    scenario = small(several=True).with_changes(("cluster.gpus=8", "data.batch=24K tokens"))
+    alone, together = (search(scenario, space, batches=2, workers=workers) for workers in (1, 2))
     assert alone.complete
     assert together.complete
     assert [one.candidate for one in alone.best] == [one.candidate for one in together.best]
@@ -407,7 +409,6 @@ def test_processes_find_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("each_step_once")
 @pytest.mark.parametrize("seed", [2, 3, 4, 5, 6, 9])
 def test_several_unequal_batches_are_never_worse_than_full_enumeration(seed: int) -> None:
     scenario, space = small(seed, several=True), small_space(seed)

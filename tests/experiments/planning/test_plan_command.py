@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))

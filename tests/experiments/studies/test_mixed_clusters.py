@@ -22,6 +22,8 @@ from hdpsim.experiments.studies.money import costs_of, mean_price
 from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 SCENARIO = """
 model: llama-3-8b
 cluster:

@@ -19,6 +19,8 @@ from hdpsim.experiments.studies.comparing.other_degrees import WORTH_A_WORD
 from hdpsim.experiments.studies.comparing.report import explanation
 from hdpsim.simulator.setup import Packing
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 TWO_NODES = {
     "model": "llama-3-8b",
     "cluster": {"node": "hgx-h100-80gb", "gpus": 16},

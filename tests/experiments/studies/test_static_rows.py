@@ -17,7 +17,7 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.simulator.setup import Packing
 
-pytestmark = pytest.mark.usefixtures("lean_studies")
+pytestmark = pytest.mark.usefixtures("lean_studies", "each_plan_once")
 
 PACKERS = st.sampled_from(get_args(Packing))
 CAPACITIES = st.sampled_from(("8K", "16K", "64K"))

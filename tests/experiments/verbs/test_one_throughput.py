@@ -10,6 +10,8 @@ import pytest
 import hdpsim
 from hdpsim import Result
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 TOKENS = 256 * 1024
 UNEQUAL = {
     "name": "unequal",
