@@ -33,7 +33,7 @@ def shown_s(result: StepResult) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     tasks(),
     st.sampled_from(["loader_tokens_per_s", *PLANNED]),

@@ -25,7 +25,7 @@ EXPERTS = replace(HYBRID, name="experts", layer_pattern="MEM*E*ME", experts=8, t
 SCAN_ONLY = replace(HYBRID, name="scan", layer_pattern="8M")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     model=st.sampled_from([HYBRID, EXPERTS, SCAN_ONLY]),
     name=st.sampled_from(["static", "hdp-naive", "hdp-balance", "hdp-opt", "wlb-llm"]),

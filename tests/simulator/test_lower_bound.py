@@ -34,13 +34,13 @@ def assert_bounded(setup: Setup, lengths: np.ndarray) -> float:
     return over
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(tasks())
 def test_no_step_is_below_its_bound(task: Task):
     assert_bounded(task.setup, task.lengths)
 
 
-@settings(max_examples=50)
+@settings(max_examples=35)
 @given(pipelines())
 def test_no_schedule_ends_below_the_bound(task: Task):
     assert_bounded(task.setup, task.lengths)

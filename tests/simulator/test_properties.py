@@ -25,7 +25,7 @@ def epilogue_s(result: StepResult) -> float:
     return float(sum(accounts[name] for name in EPILOGUE).min())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(tasks())
 def test_every_plan_keeps_the_contract(task: Task):
     plan, problem, _ = plan_batch(task.setup, task.lengths)
@@ -71,7 +71,7 @@ def test_plans_of_long_sequences_alone_are_never_below_their_ideal(task: Task):
         assert result.makespan_s >= result.plan_ideal_s * (1 - 1e-9)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(tasks(noise=True))
 def test_the_same_seed_gives_the_same_result(task: Task):
     once, again = simulate_step(task.setup, task.lengths), simulate_step(task.setup, task.lengths)
@@ -114,7 +114,7 @@ def test_a_plan_never_gets_slower_on_faster_parts(task: Task, part: str):
     assert play(faster(task.setup, part), plan) <= play(task.setup, plan) * (1 + 1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pipelines(), st.sampled_from(sorted(FASTER)))
 def test_a_plan_never_gets_slower_on_faster_parts_under_any_schedule(task: Task, part: str):
     plan, *_ = plan_batch(task.setup, task.lengths)

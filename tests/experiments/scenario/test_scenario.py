@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdpsim.errors import InfeasibleError, ScenarioError, UserInputError
@@ -103,6 +103,7 @@ def test_the_written_scenario_holds_every_key_that_applies() -> None:
     assert "trace" not in document["data"]
 
 
+@settings(max_examples=40)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(str.strip))
 def test_any_name_survives_writing_and_reading(name: str) -> None:
     document = {**load_yaml(GOOD), "name": name}

@@ -38,7 +38,7 @@ def with_room_for(setup: Setup, times: float) -> Setup:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(task=tasks(), times=st.sampled_from([1.3, 2.0, 4.0, 32.0]))
 def test_more_memory_never_slows_a_step_planned_anew(name: StrategyName, task: Task, times: float):
     options = replace(task.setup.strategy, name=name, balancing=True, dynamic_groups=True)

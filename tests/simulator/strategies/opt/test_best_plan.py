@@ -80,7 +80,7 @@ def with_more(setup: Setup, part: str, times: float) -> Setup:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(tasks(), st.sampled_from([1.0, 8.0, 64.0]))
 def test_no_static_mesh_is_faster(task: Task, memory: float):
     setup = with_more(balanced(task.setup), "memory", memory)
@@ -115,7 +115,7 @@ def test_no_planner_of_another_rule_is_faster(task: Task, name: str):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     tasks(),
     st.sampled_from(["memory", "memory", "memory", "nvlink", "nic", "flop", "hbm"]),
