@@ -39,6 +39,16 @@ class Tried:
         """Share of the model FLOP that it does not do because its packer splits sequences."""
         return self.outcome.work_left_out if self.outcome.results else 0.0
 
+    @property
+    def words(self) -> str:
+        """For a sentence: `concatenate packing, padded, CP 8`, and the work that is left out."""
+        assert self.outcome.mesh is not None
+        left_out = self.work_left_out
+        less = (
+            f" ({left_out:.1%} less work as its packer splits sequences)" if left_out >= WORTH_A_ROW else ""
+        )
+        return f"{self.outcome.mesh.words}{less}"
+
     def document(self) -> dict[str, Any]:
         """As JSON data."""
         return {

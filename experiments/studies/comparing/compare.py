@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .baseline import Baseline
     from .other_degrees import OtherDegree
+    from .other_kinds import OtherKind
 
 
 DEFAULT_STRATEGIES = ("static", "hdp-naive", "hdp-balance", "hdp-opt")
@@ -199,6 +200,8 @@ class Comparison:
     """What was tried to find the best static mesh; None when nobody asked, or none can run."""
     other_degree: OtherDegree | None = None
     """A static mesh of another tensor-parallel degree that is clearly faster; None when nobody asked, or none is."""
+    other_kind: OtherKind | None = None
+    """A static mesh of another `layout.cp_kind` that is clearly faster; None when nobody asked, or none is."""
 
     @property
     def lengths(self) -> tuple[Lengths, ...]:
@@ -365,6 +368,7 @@ def compare(
     """
     from .baseline import best_static
     from .other_degrees import faster_degree
+    from .other_kinds import faster_kind
 
     drawn = scenario.draw(batches)
     lengths, independent = drawn.lengths, not drawn.use.repeated
@@ -388,14 +392,18 @@ def compare(
             f"no strategy can run this scenario:\n{reasons}\n"
             "`hdpsim check` looks for the nearest change that makes it run"
         )
-    found = other = None
+    found = None
     if baseline and "static" in strategies:
         place = list(strategies).index("static")
         found = best_static(scenario, lengths, outcomes[place], links=links, independent=independent)
         if found is not None and found.best is not outcomes[place]:
             outcomes.insert(place + 1, found.best)
-        if found is not None and len(strategies) > 1:
-            other = faster_degree(scenario, lengths, found.best)
-    return Comparison(
-        scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found, other_degree=other
+    comparison = Comparison(scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found)
+    best = comparison.best_static
+    if found is None or best is None or len(strategies) == 1:
+        return comparison
+    return replace(
+        comparison,
+        other_degree=faster_degree(scenario, lengths, best),
+        other_kind=faster_kind(scenario, lengths, best),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdpsim.errors import InfeasibleError, ScenarioError
 
-from .baseline import WORTH_A_ROW, Tried, packers_tried
+from .baseline import Tried, packers_tried
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -34,12 +34,7 @@ class OtherDegree:
     @property
     def words(self) -> str:
         """For a sentence: `TP 4, concatenate packing, padded, CP 8`."""
-        assert self.tried.outcome.mesh is not None
-        left_out = self.tried.work_left_out
-        less = (
-            f" ({left_out:.1%} less work as its packer splits sequences)" if left_out >= WORTH_A_ROW else ""
-        )
-        return f"TP {self.tp}, {self.tried.outcome.mesh.words}{less}"
+        return f"TP {self.tp}, {self.tried.words}"
 
     def faster_than(self, outcome: Outcome) -> float:
         """Throughput relative to an outcome's, both on the first batch."""

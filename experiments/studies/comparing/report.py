@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
 
     from .compare import Comparison, Outcome
+    from .other_degrees import OtherDegree
+    from .other_kinds import OtherKind
 
 
 WORTH_A_WORD = 5e-4
@@ -72,6 +74,7 @@ def compare_document(comparison: Comparison, tokens: float | None = None) -> Doc
                 each.document() for each in (comparison.baseline.tried if comparison.baseline else ())
             ],
             "static_mesh_of_another_degree": comparison.other_degree and comparison.other_degree.document(),
+            "static_mesh_of_another_cp_kind": comparison.other_kind and comparison.other_kind.document(),
             "batches": comparison.batches,
             "data": comparison.use.document(),
             "explanation": why,
@@ -244,14 +247,31 @@ def explanation(comparison: Comparison) -> str:
             f"{hdp.strategy} is {with_interval(hdp.speed_up(mesh), digits=2)} times as fast as {name}."
             for name, mesh in _other_meshes(comparison, fastest, other)
         ]
-    return "\n- ".join((*lines, *_other_degree_lines(comparison)))
+    return "\n- ".join((*lines, *_held_back_lines(comparison)))
 
 
-def _other_degree_lines(comparison: Comparison) -> list[str]:
-    """That the layout holds static meshes back, and how the fastest strategy does against a mesh that is not."""
-    other, best = comparison.other_degree, comparison.best_static
-    if other is None or best is None:
+def _held_back_lines(comparison: Comparison) -> list[str]:
+    """What of the layout holds static meshes back, and how the fastest strategy does against a mesh without it."""
+    best = comparison.best_static
+    if best is None:
         return []
+    lines = []
+    if comparison.other_degree is not None:
+        lines.append(
+            f"This layout holds static meshes back. {_against_other(comparison, best, comparison.other_degree)}"
+            "`hdpsim plan` looks for the layout that suits each strategy."
+        )
+    if comparison.other_kind is not None:
+        lines.append(
+            "The way in which ranks share attention holds static meshes back. "
+            f"{_against_other(comparison, best, comparison.other_kind)}"
+            f"`--set layout.cp_kind={comparison.other_kind.kind}` changes it for every strategy."
+        )
+    return lines
+
+
+def _against_other(comparison: Comparison, best: Outcome, other: OtherDegree | OtherKind) -> str:
+    """How much faster another mesh is than the best of the layout, and how the fastest strategy does against it."""
     fastest = max(
         (o for o in comparison.feasible if o.mesh is None), key=lambda o: o.tokens_per_s.mean, default=None
     )
@@ -260,11 +280,10 @@ def _other_degree_lines(comparison: Comparison) -> list[str]:
         if fastest
         else ""
     )
-    return [
-        f"This layout holds static meshes back. On the first batch, one with {other.words} is "
-        f"{other.faster_than(best):.2f} times as fast as {best.strategy}. {against}`hdpsim plan` looks for the layout "
-        "that suits each strategy."
-    ]
+    return (
+        f"On the first batch, one with {other.words} is {other.faster_than(best):.2f} times as fast as "
+        f"{best.strategy}. {against}"
+    )
 
 
 def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
