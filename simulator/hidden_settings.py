@@ -137,8 +137,7 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
         degree = mesh_degree() if mesh_degree else None
         plan, problem, report = plan_batch(plain, step.lengths, mesh_degree=degree)
     same_recompute = plain.layout.recompute.kind == setup.layout.recompute.kind
-    flows = setup.execution.network == "flows"  # whose links no cost knows
-    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan) and not flows:
+    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan):
         return True
     played = simulate_plan(plain, plan, problem, report)
     return _needed(played.memory) == _needed(result.memory) and all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from hdpsim.experiments.verbs.values import (
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.comparing.compare import Comparison, Outcome
+    from hdpsim.experiments.studies.many_steps.replications import Replicated
 
 Target = str | float | None
 """Tokens to train on: `"300B"`, 3e11, or None."""
@@ -64,9 +65,8 @@ def simulate(
         UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.output.files.out_file import check_out_file
-    from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
     from hdpsim.experiments.studies.comparing.report import simulate_document, target_of
-    from hdpsim.experiments.studies.many_steps.replications import replicate, with_replications
+    from hdpsim.experiments.studies.many_steps.replications import with_replications
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
@@ -82,12 +82,10 @@ def simulate(
     if timeline is not None:
         changes = (*changes, "execution.executor=engine")  # the replay knows no single operations
     checked = load_scenario(scenario, changes)
-    with progress("simulating") as shown:
-        result = compare_strategies(
-            checked, (checked.strategy.name,), batches, shown, spans=timeline is not None, links=True
-        )
-    with progress("replicating") as shown:
-        replicated = replicate(result, replications, shown) if replications else ()
+    names = (checked.strategy.name,)
+    result, replicated = _compared(
+        "simulating", progress, checked, names, batches, replications, spans=timeline is not None
+    )
     target = target_of(result, result.base, target_tokens)
     lines = [] if target is None else [target.costs.price.note]
     if timeline is not None:
@@ -171,26 +169,47 @@ def compare(
         UserInputError, InfeasibleError: what was given is wrong, or cannot run; the message says why.
     """
     from hdpsim.experiments.output.files.out_file import check_out_file
-    from hdpsim.experiments.studies.comparing import compare as study
+    from hdpsim.experiments.studies.comparing.compare import DEFAULT_STRATEGIES
     from hdpsim.experiments.studies.comparing.report import compare_document
-    from hdpsim.experiments.studies.many_steps.replications import replicate, with_replications
+    from hdpsim.experiments.studies.many_steps.replications import with_replications
 
     if timeline is not None:
         check_out_file(timeline, "--timeline", (".json", ".json.gz"))
         overrides = (*override_texts(overrides), "execution.executor=engine")
-    chosen = study.DEFAULT_STRATEGIES if strategies is None else variant_names(strategies)
+    names = DEFAULT_STRATEGIES if strategies is None else variant_names(strategies)
     target = tokens_of(tokens)
     check_whole_number("replications", replications, "replications")
     checked = load_scenario(scenario, overrides)
-    with progress("comparing") as shown:
-        comparison = study.compare(
-            checked, chosen, batches, shown, spans=timeline is not None, links=True, baseline=True
-        )
-    with progress("replicating") as shown:
-        replicated = replicate(comparison, replications, shown) if replications else ()
+    spans = timeline is not None
+    comparison, replicated = _compared(
+        "comparing", progress, checked, names, batches, replications, spans=spans, baseline=True
+    )
     lines = tuple(_write_timelines(timeline, comparison)) if timeline is not None else ()
     document = with_replications(compare_document(comparison, target), replicated, place=-1)
     return Result(document=document, scenario=checked, found=comparison, lines=lines, error=comparison.error)
+
+
+def _compared(
+    doing: str,
+    progress: Progress,
+    scenario: Scenario,
+    strategies: Sequence[str],
+    batches: int | None,
+    replications: int | None,
+    *,
+    spans: bool,
+    baseline: bool = False,
+) -> tuple[Comparison, tuple[Replicated, ...]]:
+    """The steps of all strategies, and their replications where some are asked for."""
+    from hdpsim.experiments.studies.comparing.compare import compare as compare_strategies
+    from hdpsim.experiments.studies.many_steps.replications import replicate
+
+    with progress(doing) as shown:
+        comparison = compare_strategies(
+            scenario, strategies, batches, shown, spans=spans, links=True, baseline=baseline
+        )
+    with progress("replicating") as shown:
+        return comparison, replicate(comparison, replications, shown) if replications else ()
 
 
 def _write_timelines(path: str, comparison: Comparison) -> Iterator[str]:
