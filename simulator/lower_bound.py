@@ -62,8 +62,8 @@ def _mixed_bound_s(problem: PlanningProblem, mixed: MixedCost) -> float:
     kinds, each at its own speed. Any weights with sum(w_k x ranks of k) = 1 give a bound; taken are those by the speed
     of each kind at the whole batch, with which the bound is all work over the sum of speeds.
     """
-    around = mixed.epilogue(data_s=0.0, windows=ComputeWindows.endless(problem.stages))
-    bounds = [_StepBound(replace(kind, lengths=problem.lengths), around) for kind in problem.kinds]
+    shared_epilogue = mixed.epilogue(data_s=0.0, windows=ComputeWindows.endless(problem.stages))
+    bounds = [_StepBound(replace(kind, lengths=problem.lengths), shared_epilogue) for kind in problem.kinds]
     chain_s = min(bound.chain_bound_s() for bound in bounds)
     works = [bound.work() for bound in bounds]
     speed = mixed.ranks_of_kind[:, None] / np.array([work.total_s for work in works])  # [kinds, S]
@@ -122,14 +122,14 @@ class _Work:
 class _StepBound:
     """The bound of one batch."""
 
-    def __init__(self, problem: PlanningProblem, around: Epilogue | None = None) -> None:
+    def __init__(self, problem: PlanningProblem, shared_epilogue: Epilogue | None = None) -> None:
         self._problem, self._cost = problem, problem.cost
         layout = self._cost.layout
         self._schedule = layout.pipeline.schedule
         self._split = layout.pipeline.schedule in SPLIT_SCHEDULES
         self._chain = make_chain(self._schedule, layout.parallel.pp, self._cost.kind.shape[1])
         endless = ComputeWindows.endless(layout.parallel.pp)
-        self._epilogue = around or epilogue(self._cost, problem.ranks, data_s=0.0, windows=endless)
+        self._epilogue = shared_epilogue or epilogue(self._cost, problem.ranks, data_s=0.0, windows=endless)
 
     def seconds(self) -> float:
         """See lower_bound_s."""

@@ -288,13 +288,13 @@ def fit_notes(report: MemoryReport) -> tuple[str, ...]:
     """A word about a step that is simulated although memory does not suffice for it."""
     if report.fits:
         return ()
-    needed, there = report.total_bytes / 2**30, report.capacity_bytes / 2**30
+    needed, available = report.total_bytes / 2**30, report.capacity_bytes / 2**30
     on_host = ""
     if report.host_bytes > report.host_capacity_bytes:
         host, has = report.host_bytes / 2**30, report.host_capacity_bytes / 2**30
         on_host = f", {host:.1f} of {has:.1f} GiB of the host"
     return (
-        f"does not fit: {needed:.1f} of {there:.1f} GiB on each GPU of stage {report.stage}{on_host} "
+        f"does not fit: {needed:.1f} of {available:.1f} GiB on each GPU of stage {report.stage}{on_host} "
         f"(memory.must_fit is off)",
     )
 

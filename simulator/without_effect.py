@@ -90,10 +90,10 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     selective = "" if layout.recompute.kind == "selective" else f"{mode}, not selective"
     yield selective, "memory", "selective_share selective_keeps"
     shares = (layout.recompute.products, layout.recompute.attention, layout.recompute.collectives)
-    again = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
+    repeats = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
     spared = kept.selective_share not in (None, 1.0) or kept.selective_keeps is not None
     unfused = layout.kernels.attention == "unfused"
-    if layout.recompute.kind == "selective" and not (unfused or again or spared):
+    if layout.recompute.kind == "selective" and not (unfused or repeats or spared):
         yield "flash attention keeps no scores, and nothing else is recomputed", "layout", "recompute"
     if layout.recompute.kind == "selective" and unfused:
         yield "selective recomputation repeats unfused attention", "layout", "recompute_attention"
@@ -187,11 +187,11 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
     yield alone or ring, "memory", "ring_steps_kept"
     along = kind in CUT_ALONG_TOKENS
     cut = "" if along else f"cp_kind is {kind}, whose ranks attend alike however packs are cut"
-    whole = "" if shares_packs else "what ranks share are single sequences"
+    single_sequences = "" if shares_packs else "what ranks share are single sequences"
     usual = replace(setup, layout=setup.layout.changed(cp_sharding=None)).cp_sharding
     same = f"{name}, which does so anyway" if setup.cp_sharding == usual else ""
-    yield alone or cut or whole or same, "layout", "cp_sharding"
-    yield alone or whole, "layout", "cp_tolerance"
+    yield alone or cut or single_sequences or same, "layout", "cp_sharding"
+    yield alone or single_sequences, "layout", "cp_tolerance"
 
 
 def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:

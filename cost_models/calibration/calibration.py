@@ -297,8 +297,8 @@ def _entries(
     missing = [key for key in known if generation is not None and not section.has(key)]
     if missing:
         like = SHIPPED / f"{generation if generation in calibration_names() else 'hopper'}.yaml"
-        again = f"a file of another version of hdpsim? Copy them from {like}, or `hdpsim calibrate` makes it again"
-        section.problems.add(section.key, f"missing {', '.join(missing)}; {again}")
+        remedy = f"a file of another version of hdpsim? Copy them from {like}, or `hdpsim calibrate` makes it again"
+        section.problems.add(section.key, f"missing {', '.join(missing)}; {remedy}")
     section.take(*known)
     read = [key for key in section.given if key in known and key not in missing]
     found = {key: _entry(section.mapping(key), key) for key in read}

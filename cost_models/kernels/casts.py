@@ -88,9 +88,9 @@ class OperandCasts:
             return cls((forward, backward), (0.0, 0.0))
         weights = sum(op.groups * op.columns * op.inner for op in narrow)
         backward += ROW_OUTPUT_BYTES * sum(op.rows_share * op.matrices * op.inner for op in narrow)
-        once, again = ROW_WEIGHT_BYTES
-        again += 0.0 if frozen else ROW_OUTPUT_BYTES
-        return cls((forward, backward), (once * weights, again * weights))
+        forward_bytes, backward_bytes = ROW_WEIGHT_BYTES
+        backward_bytes += 0.0 if frozen else ROW_OUTPUT_BYTES
+        return cls((forward, backward), (forward_bytes * weights, backward_bytes * weights))
 
 
 # Norm with QKV, output projection, norm with MLP: modules of a layer that keep scales.

@@ -73,16 +73,16 @@ def tile_efficiency(
     """
     rows, columns, inner = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     copies = np.asarray(groups, dtype=np.float64)
-    ones = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
-    tile_rows, tile_columns, _ = (side.reshape(-1, *ones) for side in output_tiles(cal.tile_sides))
+    added_axes = (1,) * max(rows.ndim, columns.ndim, inner.ndim, copies.ndim)
+    tile_rows, tile_columns, _ = (side.reshape(-1, *added_axes) for side in output_tiles(cal.tile_sides))
     waves = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * (copies / sm_count)
-    whole = np.ceil(waves) * (inner + cal.gemm_half_k)
+    wave_depth = np.ceil(waves) * (inner + cal.gemm_half_k)
     if splits_k:
         cut = waves * inner + (np.maximum(waves, 1.0) * cal.gemm_half_k + cal.stream_k_fixup)
-        whole = np.minimum(whole, cut)
-    slot_flop = (sm_count * tile_rows * tile_columns) * tile_slowdown(cal).reshape(-1, *ones)
+        wave_depth = np.minimum(wave_depth, cut)
+    slot_flop = (sm_count * tile_rows * tile_columns) * tile_slowdown(cal).reshape(-1, *added_axes)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = copies * rows * columns * inner / (whole * slot_flop).min(axis=0)
+        share = copies * rows * columns * inner / (wave_depth * slot_flop).min(axis=0)
     return np.asarray(share)
 
 

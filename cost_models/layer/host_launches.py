@@ -79,8 +79,14 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count += MAMBA_KERNELS
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
-    around = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
-    return count + (ROUTER_LAUNCHES if moe else 0.0) + around + experts + scale_update_launches(layout)
+    collective_launches = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
+    return (
+        count
+        + (ROUTER_LAUNCHES if moe else 0.0)
+        + collective_launches
+        + experts
+        + scale_update_launches(layout)
+    )
 
 
 def small_kernels(model: Model, layout: Layout, *, moe: bool) -> float:
@@ -325,8 +331,8 @@ class HostTime:
         launches_s = count * self._cal.launch_s
         if moe:
             launches_s += _loops_s(self._model, self._layout, self._cal, backward=backward)
-        again = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
-        return launches_s + again * tensor_collectives(self._model, self._layout, moe=moe) * self._check_s
+        repeats = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
+        return launches_s + repeats * tensor_collectives(self._model, self._layout, moe=moe) * self._check_s
 
 
 def pass_host_s(layout: Layout, cal: Calibration) -> float:

@@ -173,11 +173,11 @@ class LayerCost:
         Nothing runs beside collectives of experts that are cut as dense layers are: the dispatcher's, not a product's.
         Source: Megatron-Core, moe/token_dispatcher.py; extensions/transformer_engine.py (explicit_expert_comm).
         """
-        parallel, around = self._tensor_parallel, self._around
+        parallel, collectives = self._tensor_parallel, self._around
         if not parallel.overlaps:
-            return parallel.sides_s(tokens, len(around))
+            return parallel.sides_s(tokens, len(collectives))
         dispatched = int(self._moe and self._layout.parallel.experts_cut_like_dense)
-        beside = parallel.overlapped_s(tokens, around[: len(around) - dispatched])
+        beside = parallel.overlapped_s(tokens, collectives[: len(collectives) - dispatched])
         alone = parallel.sides_s(tokens, dispatched)
         return beside[0] + alone[0], beside[1] + alone[1]
 

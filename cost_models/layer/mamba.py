@@ -156,8 +156,8 @@ class MambaExchange:
         """Elements per token and GPU of each tensor on its way there, and of the one on its way back."""
         mamba, tp = self._mamba, self._layout.parallel.tp
         shared = max(1.0, ranks * tp / mamba.groups) * mamba.groups * mamba.state
-        there = (mamba.inner, mamba.inner, shared, shared, mamba.heads)
-        return tuple(width / tp for width in there), mamba.inner / tp
+        outward = (mamba.inner, mamba.inner, shared, shared, mamba.heads)
+        return tuple(width / tp for width in outward), mamba.inner / tp
 
     @priced("ring_wait")
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> Floats:
@@ -171,10 +171,10 @@ class MambaExchange:
                 )
             tokens = tokens_per_rank[here]
             group = group_shape(self._layout, self._collectives.fabric, size, level)
-            there, back = self._widths(size)
-            copied = 2.0 * BF16_BYTES * (COPIES_THERE * sum(there) + COPIES_BACK * back) * tokens
+            outward, returned = self._widths(size)
+            copied = 2.0 * BF16_BYTES * (COPIES_THERE * sum(outward) + COPIES_BACK * returned) * tokens
             seconds = memory_bound_s(copied, self._gpu, self._cal)
-            for width in (*there, back):
+            for width in (*outward, returned):
                 seconds = seconds + self._collectives.all_to_all_s(BF16_BYTES * width * tokens, group)
             out[here] = seconds
         return out
@@ -188,8 +188,8 @@ class MambaExchange:
             if not level:
                 continue
             group = group_shape(self._layout, self._collectives.fabric, size, level)
-            there, back = self._widths(size)
+            outward, returned = self._widths(size)
             elsewhere = 1.0 - group.ranks_per_node / size
-            sent[here] = BF16_BYTES * (sum(there) + back) * tokens_per_rank[here] * elsewhere
+            sent[here] = BF16_BYTES * (sum(outward) + returned) * tokens_per_rank[here] * elsewhere
             rate[here] = min(network for _, network in self._collectives.wires(group).remote)
         return SentTimes.of_collective(seconds, sent, rate, counted=groups.far)

@@ -160,8 +160,10 @@ class SmallKernels:
         self._gpu, self._cal = gpu, cal
         self._work_s = (0.0, 0.0)  # of the SMs per token, beside the traffic: forward, backward
         share = cal.small_kernel_passes if layout.kernels.fused else 1.0
-        again, once = (_fused_passes if layout.kernels.fused else _separate_passes)(model, layout, moe)
-        fused = share * (again + once)
+        repeated, unrepeated = (_fused_passes if layout.kernels.fused else _separate_passes)(
+            model, layout, moe
+        )
+        fused = share * (repeated + unrepeated)
         clamps, scores, biases = _expert_widths(model, layout) if moe else (0.0, 0.0, 0.0)
         eager = [(CLAMPS, clamps), (SCORES, scores), (EXPERT_BIAS, biases), *_eager_rotary(model, layout)]
         eager += _attention_casts(model, layout)
@@ -176,7 +178,7 @@ class SmallKernels:
             self._work_s = (both[0].work_s(gpu, cal), both[1].work_s(gpu, cal))
         self.routing_passes, self.routing_passes_backward = _routing(model, layout) if moe else (0.0, 0.0)
         repeats = layout.recompute.kind == "selective" and layout.recompute.small_kernels
-        self.repeated_passes = share * again + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
+        self.repeated_passes = share * repeated + CLAMPS.forward.at_full_rate * clamps if repeats else 0.0
         self.kernels = small_kernels(model, layout, moe=moe)
         self._scales_s = scale_updates_s(layout)
 
@@ -249,8 +251,8 @@ def _eager_rotary(model: Model, layout: Layout) -> list[tuple[EagerPasses, float
     latent, heads = model.latent_attention, model.heads / layout.parallel.tp
     if latent is None:
         return [(SCALED_ROTARY, _queries_and_keys(model, layout.parallel))]
-    whole = 2 * model.query_dim + model.value_dim
-    return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * whole)]
+    head_width = 2 * model.query_dim + model.value_dim
+    return [(LATENT_ROTARY, heads * latent.qk_rope_head_dim), (LATENT_HEADS, heads * head_width)]
 
 
 def _attention_casts(model: Model, layout: Layout) -> list[tuple[EagerPasses, float]]:
@@ -305,9 +307,9 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
         passes += PADDING * held
     forward = backward = passes
     if layout.experts.kernels == "modules":
-        whole, each = MODULES_BACKWARD
+        fixed_passes, passes_of_an_expert = MODULES_BACKWARD
         forward += MODULES * held
-        backward += (whole + each * max(1, model.experts // layout.parallel.ep)) * held
+        backward += (fixed_passes + passes_of_an_expert * max(1, model.experts // layout.parallel.ep)) * held
     width = model.routed_hidden / layout.parallel.tp
     return forward * width, backward * width
 

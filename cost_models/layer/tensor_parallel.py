@@ -159,8 +159,8 @@ class TensorParallel:
         self._group = collectives.group(layout.parallel.tp)
         self._sm_share = COMMUNICATION_SMS / cluster.gpu.sm_count
         self._exchange_share = EXCHANGE_SMS / cluster.gpu.sm_count
-        whole = EXCHANGE_WHOLE_SMS if layout.tensor.exchange != "none" else COMMUNICATION_SMS
-        self._whole_share = whole / cluster.gpu.sm_count
+        sms = EXCHANGE_WHOLE_SMS if layout.tensor.exchange != "none" else COMMUNICATION_SMS
+        self._whole_share = sms / cluster.gpu.sm_count
 
     @property
     def overlaps(self) -> bool:
@@ -269,8 +269,8 @@ class TensorParallel:
         for backward, seconds in enumerate(self.sides_s(tokens, pairs)):
             passes: float = 2.0
             if layout.tensor.sequence_parallel:
-                again = backward and not (layout.tensor.batch_first or self._frozen)
-                passes = 1.0 + self._operand_share * (2 + self._two_gradients if again else 1)
+                gathers_again = backward and not (layout.tensor.batch_first or self._frozen)
+                passes = 1.0 + self._operand_share * (2 + self._two_gradients if gathers_again else 1)
             sent = pairs * passes * share * volume
             sides.append(SentTimes.of_collective(seconds, sent, rate, exposed_s=exposed_s[backward]))
         return sides[0], sides[1]

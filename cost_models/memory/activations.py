@@ -91,20 +91,20 @@ def activation_bytes_per_token_layer(
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if moe and layout.experts.weights == "activations":
         tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
-    again = discarded_bytes(model, layout, tensors, moe=moe)
+    discarded = discarded_bytes(model, layout, tensors, moe=moe)
     if layout.recompute.kind == "selective" and extra.selective_keeps is not None:
         kept_names = set(extra.selective_keeps)
         named = float(sum(getattr(tensors, name) for name in kept_names))
-        named -= again if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
+        named -= discarded if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
         # The first norm reads the layer's input
         return named + (0.0 if "norm_inputs" in kept_names else layer_input)
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
         return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _repeated_attention_share(layout):
-        return tensors.total + copies - again
+        return tensors.total + copies - discarded
     rest = 1.0 - repeated_share(layout, "small_kernels")
-    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * again
+    return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * discarded
 
 
 def usual_activation_bytes(model: Model, layout: Layout, overheads: MemoryOverheads | None = None) -> float:

@@ -81,5 +81,5 @@ def bytes_at_attention(model: Model, layout: Layout, kept: float, *, moe: bool) 
     halves = 1 if model.parallel_block else parts_of(model).blocks
     stream = BF16_BYTES * model.hidden / residual_shards(layout)
     attention = tensors.queries_keys_values + tensors.latents + tensors.attention_output
-    again = stream if repeated_share(layout, "attention") else 0.0
-    return stream + tensors.linear_inputs / halves + attention + again - kept
+    repeated_bytes = stream if repeated_share(layout, "attention") else 0.0
+    return stream + tensors.linear_inputs / halves + attention + repeated_bytes - kept

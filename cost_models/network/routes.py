@@ -133,9 +133,9 @@ class RouteBuilder:
             waiting = waiting[~alive]
             if not len(waiting):
                 break
-            again = tuple(word[waiting] for word in words)
+            waiting_words = tuple(word[waiting] for word in words)
             leaves = up_leaf[waiting], down_leaf[waiting]
-            ups[waiting], downs[waiting], overs[waiting] = self._choice(again, attempt, *leaves)
+            ups[waiting], downs[waiting], overs[waiting] = self._choice(waiting_words, attempt, *leaves)
         return ups, downs, overs
 
     def _choice(

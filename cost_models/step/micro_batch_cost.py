@@ -65,8 +65,8 @@ class MicroBatchCost:
         nothing = np.zeros(len(TERMS))
         self._repeats_of = {kind: self._repeats if repeats(layout, kind) else nothing for kind in LayerKind}
         attending = {kind for counts in self._counts for kind in counts if kind.attends}
-        again = layout.recompute.layers == "all" or any(kind.has_experts for kind in attending)
-        self._attention_repeats = self._repeats if again else nothing
+        repeats_attention = layout.recompute.layers == "all" or any(kind.has_experts for kind in attending)
+        self._attention_repeats = self._repeats if repeats_attention else nothing
         self._layer_columns = {
             kind: np.array([counts.get(kind, 0) for counts in self._counts], dtype=np.float64)[:, None]
             for kind in LayerKind
@@ -233,17 +233,19 @@ class MicroBatchCost:
         found: list[Traffic] = []
 
         def add(
-            kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes, again: Floats
+            kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes, repeats: Floats
         ) -> None:
             times = np.array(counts, dtype=np.float64)[:, None] * sent.times
             if not (times * sent.sent_bytes).any():
                 return
             row = TERM_ROWS[term]
             found.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
-            repeated = 0.0 if backward or kind in HOST_KINDS else float(again[row])
+            repeated = 0.0 if backward or kind in HOST_KINDS else float(repeats[row])
             if repeated:
-                there = TERM_ROWS["recompute"]
-                found.append(Traffic(kind=kind, backward=True, term=there, times=repeated * times, sent=sent))
+                recompute_row = TERM_ROWS["recompute"]
+                found.append(
+                    Traffic(kind=kind, backward=True, term=recompute_row, times=repeated * times, sent=sent)
+                )
 
         attending = [sum(count for kind, count in counts.items() if kind.attends) for counts in self._counts]
         scanning = [counts.get(LayerKind.MAMBA, 0) for counts in self._counts]
@@ -254,8 +256,8 @@ class MicroBatchCost:
                 add(context, backward, "ring_wait", attending, sent, self._attention_repeats)
             exchanged = self._layers.mamba_sent(batches) if any(scanning) else None
             if exchanged is not None:
-                again = self._repeats_of[LayerKind.MAMBA]
-                add("spread", backward, "ring_wait", scanning, exchanged, again)
+                repeats = self._repeats_of[LayerKind.MAMBA]
+                add("spread", backward, "ring_wait", scanning, exchanged, repeats)
         terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
         shown = "layer_gather" if self.layout.sharding.kind == "zero3" else "layer_reduce"
         for each in self._layer_columns:
@@ -338,10 +340,10 @@ class MicroBatchCost:
         groups = Groups(tokens / sizes, sizes, np.asarray(tier, dtype=np.int64))
         total = np.zeros(np.broadcast(tokens, sizes).shape)
         rows = [TERM_ROWS[name] for name in ("attention", "ring_merge", "ring_wait")]
-        again = self._attention_repeats[rows].tolist()
+        repeats = self._attention_repeats[rows].tolist()
         in_rings, segments = sizes > 1.0, self.attention.segments
         for backward in (False, True):
-            kernels, merges, waited = (1.0 if backward else 1.0 + repeat for repeat in again)
+            kernels, merges, waited = (1.0 if backward else 1.0 + repeat for repeat in repeats)
             ring_s: ArrayLike = 0.0
             alone_s: ArrayLike = 0.0
             if in_rings.any():  # most callers ask of groups, or of single ranks

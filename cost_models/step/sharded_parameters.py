@@ -179,8 +179,8 @@ class ShardedParameters:
             self._forward[kind] = self._backward[kind] = unit
             reuse = layout.sharding.reuse_parameters
             if reuse is not None and layout.recompute.kind == "full" and repeats(layout, kind):
-                again = given_back(layer_shards(one, layout, moe=moe), reuse)
-                self._backward[kind] = unit.gathered(1.0 + again)
+                gathered_again = given_back(layer_shards(one, layout, moe=moe), reuse)
+                self._backward[kind] = unit.gathered(1.0 + gathered_again)
         vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
         self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
         self._embedding = self._traffic(vocabulary + positions, 0, tensors=2 if positions else 1)

@@ -99,9 +99,9 @@ def attention_pairs(
     """
     s = np.asarray(lengths, dtype=np.float64)
     if window is not None and chunked:
-        whole = np.floor(s / window)
-        rest = s - whole * window
-        return np.asarray((whole * float(window) ** 2 + rest**2) * (0.5 if causal else 1.0))
+        full_windows = np.floor(s / window)
+        rest = s - full_windows * window
+        return np.asarray((full_windows * float(window) ** 2 + rest**2) * (0.5 if causal else 1.0))
     reach = s if window is None else np.minimum(s, float(window))
     return s * reach - reach * reach / 2 if causal else s * reach
 
@@ -140,8 +140,8 @@ def model_flop_per_token(
 def _passes(model: Model, recompute: RecomputeKind) -> tuple[int, int, int]:
     """How many forwards' FLOP a step does of the layers' matrices, of the head and of attention."""
     weights = FORWARD_AND_INPUT_GRADIENT if model.frozen else FORWARD_AND_BACKWARD
-    again = recompute == "full"
-    return weights + again, weights, FORWARD_AND_BACKWARD + (again or recompute == "selective")
+    repeats_all = recompute == "full"
+    return weights + repeats_all, weights, FORWARD_AND_BACKWARD + (repeats_all or recompute == "selective")
 
 
 def sequence_flop(

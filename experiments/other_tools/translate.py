@@ -134,8 +134,8 @@ def _number_of(option: Option, number: Number, tool: Tool, where: str) -> object
         raise UserInputError(f"{_at(option, tool, where)}: {value.why}; write the value into the file")
     if value is True or value is False:
         raise UserInputError(f"{_at(option, tool, where)}: expected a value, got {_shown(value)}")
-    whole = number.notation in ("layers", "cut")
-    text = str(value).split()[0] if not whole and str(value).split() else str(value)
+    takes_all = number.notation in ("layers", "cut")
+    text = str(value).split()[0] if not takes_all and str(value).split() else str(value)
     try:
         read = NOTATIONS[number.notation][0](text)
         if number.key in KEYS:

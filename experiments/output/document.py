@@ -252,8 +252,10 @@ class Document:
         """The figures by name; each says what it is about, who predicted it, and how far off it may be."""
         from hdpsim.experiments.output.plots.style import captioned
 
-        who = "; ".join(filter(None, (f"hdpsim {__version__}", self.band, "partial" if self.partial else "")))
-        lines = (self.head or self.title or self.kind, who)
+        made_by = "; ".join(
+            filter(None, (f"hdpsim {__version__}", self.band, "partial" if self.partial else ""))
+        )
+        lines = (self.head or self.title or self.kind, made_by)
         return {
             file.name: partial(lambda file: captioned(file.content(), lines), file)
             for file in self.files

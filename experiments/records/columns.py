@@ -195,11 +195,11 @@ def read_records(path: str | Path) -> tuple[Record, ...]:
 
 def misspelt_columns(names: Iterable[str]) -> tuple[str, ...]:
     """A sentence for every unread column that is spelled nearly as a missing one; another if nothing was measured."""
-    there = set(names)
+    present = set(names)
     read = {*_CONFIG, *MEASURED_COLUMNS, *_MARKS}
-    hints = ((name, did_you_mean(name, sorted(read - there), 0.8)) for name in names if name not in read)
+    hints = ((name, did_you_mean(name, sorted(read - present), 0.8)) for name in names if name not in read)
     said = tuple(f"column {quoted(name)} is not read{hint}" for name, hint in hints if hint)
-    if there.isdisjoint(MEASURED_COLUMNS):
+    if present.isdisjoint(MEASURED_COLUMNS):
         said += (f"no column says what was measured; those that do: {', '.join(MEASURED_COLUMNS)}",)
     return said
 

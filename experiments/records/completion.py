@@ -114,8 +114,8 @@ def _replica(config: RunConfig) -> Filled:
     for tp, pp in tried:
         degrees: dict[str, Any] = {"tp": tp, "pp": pp, "dp": None}
         filled = _batch(replace(config, **degrees))[0]
-        whole = replace(config, **{**degrees, **filled})
-        if fits(whole):
+        candidate = replace(config, **{**degrees, **filled})
+        if fits(candidate):
             return degrees, f"tp {tp}, pp {pp}: the fewest GPUs that hold a replica"
     return NOTHING
 

@@ -155,8 +155,8 @@ def layout_cp(layout: Layout) -> int:
 
 def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
     """Tokens of so many documents that share a sequence, as equal as whole tokens allow."""
-    whole, rest = divmod(seq_len, documents)
-    return (whole + 1,) * rest + (whole,) * (documents - rest)
+    shorter, longer_ones = divmod(seq_len, documents)
+    return (shorter + 1,) * longer_ones + (shorter,) * (documents - longer_ones)
 
 
 def _needed(config: RunConfig, column: str, why: str = "") -> int:

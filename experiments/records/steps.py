@@ -66,8 +66,8 @@ class MeasuredStep:
         value = self.columns.get(column)
         if value is None and default is not None:
             return default
-        whole: int = read_at(f"{self.where}: {column}", value, integer(RANGES["count"].from_least(1)))
-        return whole
+        number: int = read_at(f"{self.where}: {column}", value, integer(RANGES["count"].from_least(1)))
+        return number
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:

@@ -163,11 +163,13 @@ def _release_notes(
     software: Software, settings: tuple[Setting, ...], others: Mapping[str, tuple[Setting, ...]]
 ) -> tuple[str, ...]:
     """Where no release is said: the one of its year that decides most otherwise, and what."""
-    here = {setting.switch: setting.value for setting in settings}
+    chosen = {setting.switch: setting.value for setting in settings}
     found = ("", frozenset[str]())
     for release, decided in others.items():
-        there = {setting.switch: setting.value for setting in decided}
-        switched = frozenset(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        of_release = {setting.switch: setting.value for setting in decided}
+        switched = frozenset(
+            name for name in chosen.keys() | of_release.keys() if chosen.get(name) != of_release.get(name)
+        )
         found = max(found, (release, switched), key=lambda each: len(each[1]))
     release, switched = found
     if not switched:

@@ -143,9 +143,9 @@ def _facets(rows: Sequence[Row], arrangement: Arrangement, measure: str, what: s
                 if _in(arrangement.column, column, row) and _in(arrangement.row, line, row)
             ]
             for number, name in enumerate(series):
-                mine = [row for row in inside if _in(arrangement.colour, name, row)]
+                coloured = [row for row in inside if _in(arrangement.colour, name, row)]
                 offset = 0.16 * (number - (len(series) - 1) / 2)
-                _series(axes, arrangement.x, mine, measure, scale, colours[name], number, offset)
+                _series(axes, arrangement.x, coloured, measure, scale, colours[name], number, offset)
             _dress(axes, arrangement.x, values, top)
             if below:
                 axes.tick_params(axis="x", pad=4 + _BELOW_PT * len(series))

@@ -52,9 +52,9 @@ class HostMemory:
 
     def take(self, wanted_bytes: float, what: str) -> simpy.Event:
         """The event fires when there is room."""
-        whole = math.ceil(wanted_bytes)
+        whole_bytes = math.ceil(wanted_bytes)
         room = self._room_bytes
-        if room is not None and whole > room:
+        if room is not None and whole_bytes > room:
             self.refused = OutOfMemoryError(
                 f"{what} needs {format_quantity(wanted_bytes, 'bytes')} on the fullest host, which has room for "
                 f"{format_quantity(room, 'bytes')}; offload less (strategy.selective_offloading, "
@@ -63,26 +63,26 @@ class HostMemory:
                 float(room),
             )
             return self._env.event()
-        if whole == 0:
+        if whole_bytes == 0:
             return self._env.event().succeed()
         if self._left is None:
-            self._took(whole)
+            self._took(whole_bytes)
             return self._env.event().succeed()
         self._waiting[what] = wanted_bytes
-        event = self._left.get(whole)
+        event = self._left.get(whole_bytes)
         assert event.callbacks is not None
-        event.callbacks.append(lambda _: self._took(whole, what))
+        event.callbacks.append(lambda _: self._took(whole_bytes, what))
         return event
 
     def give(self, held_bytes: float) -> None:
         """Give back what was taken."""
-        whole = math.ceil(held_bytes)
-        if not whole:
+        whole_bytes = math.ceil(held_bytes)
+        if not whole_bytes:
             return
-        self._held_bytes -= whole
+        self._held_bytes -= whole_bytes
         self._record.value("host memory taken (B)", self._env.now, self._held_bytes)
         if self._left is not None:
-            self._left.put(whole)
+            self._left.put(whole_bytes)
 
     def check(self) -> None:
         """Raise if somebody found no room, or still waits for it although nothing happens any more.
@@ -103,9 +103,9 @@ class HostMemory:
             float(self._room_bytes - self._held_bytes),
         )
 
-    def _took(self, whole: int, what: str = "") -> None:
+    def _took(self, whole_bytes: int, what: str = "") -> None:
         self._waiting.pop(what, None)
-        self._held_bytes += whole
+        self._held_bytes += whole_bytes
         self.most_bytes = max(self.most_bytes, self._held_bytes)
         self._record.value("host memory taken (B)", self._env.now, self._held_bytes)
 

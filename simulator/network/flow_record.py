@@ -176,9 +176,11 @@ class FlowRecord:
             here = np.flatnonzero((self.piece_link[pieces] == link) & (lost_s[pieces] > 0))
             moved = self.piece_rate[pieces] * flows
             lost = self._lost_to(pieces, here, moved, place, lost_s[pieces[here]])
-            for mine, its in np.argwhere(lost > 0).tolist():
-                label, other = names[own[mine]], names[own[its]] if its < len(own) else ""
-                found.append(Collision(link=link, label=label, other=other, lost_s=float(lost[mine, its])))
+            for loser, blocker in np.argwhere(lost > 0).tolist():
+                label, other = names[own[loser]], names[own[blocker]] if blocker < len(own) else ""
+                found.append(
+                    Collision(link=link, label=label, other=other, lost_s=float(lost[loser, blocker]))
+                )
         return tuple(sorted(found, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
 
     def _lost_to(self, pieces: Ints, here: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
@@ -248,8 +250,10 @@ class FlowRecord:
         on_link: dict[int, list[tuple[Ints, float]]] = {int(link): [] for link in links}
         for number, pattern in enumerate(patterns):
             pieces = order[starts[number] : starts[number + 1]]
-            there = wanted[pattern.links]
-            for link, flows in zip(pattern.links[there].tolist(), pattern.flows[there].tolist(), strict=True):
+            on_links = wanted[pattern.links]
+            for link, flows in zip(
+                pattern.links[on_links].tolist(), pattern.flows[on_links].tolist(), strict=True
+            ):
                 on_link[link].append((pieces, flows))
         for link, found in on_link.items():
             if found:

@@ -173,12 +173,12 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
         meeting = ends.meeting[order]
         latest_s = np.zeros(len(ends.parties) + 1)  # behind them what is ALONE, not read
     for wave, (here, members) in enumerate(zip(_slices(bounds), _slices(first[bounds]), strict=True)):
-        who = process[members]
-        ready_s = free_s[who]
+        member_process = process[members]
+        ready_s = free_s[member_process]
         if extras is not None:
-            ready_s += extras.part_wait_s[part[who]]
-            part[who] += 1
-        if shared := len(who) > here.stop - here.start:
+            ready_s += extras.part_wait_s[part[member_process]]
+            part[member_process] += 1
+        if shared := len(member_process) > here.stop - here.start:
             ready_s = np.maximum.reduceat(ready_s, first[here] - members.start)
         np.maximum(ready_s, result_s[source[here]], out=start_s[here])
         if feeds:
@@ -190,7 +190,7 @@ def play(program: Program, opening_s: Floats) -> tuple[Floats, Floats, Floats, F
             ends_s = np.where(meeting[here] == ALONE, ends_s, latest_s[meeting[here]])
         end_s[here] = ends_s
         np.add(ends_s, delay_s[here], out=result_s[here])
-        free_s[who] = ends_s.repeat(sizes[here]) if shared else ends_s
+        free_s[member_process] = ends_s.repeat(sizes[here]) if shared else ends_s
 
     played_s = np.full((3, operations), np.nan)  # NaN: nobody takes part
     played_s[0] = 0.0

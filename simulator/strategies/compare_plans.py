@@ -37,8 +37,8 @@ class Contest:
         # For a mesh dealt in two ways, and for a plan and its opposite.
         self._priced: tuple[MicroBatches, StepCosts] | None = None
         windows = ComputeWindows.endless(problem.stages)
-        around = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
-        edges_s = around.parameter_gather_s + around.gradient_sync_s + around.optimizer_s
+        edges = epilogue(problem.cost, problem.ranks, data_s=0.0, windows=windows)
+        edges_s = edges.parameter_gather_s + edges.gradient_sync_s + edges.optimizer_s
         self._around_s = float(edges_s.min())
 
     def judge(self) -> None:

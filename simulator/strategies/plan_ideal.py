@@ -45,9 +45,9 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
     stage_s, through_s = ideal.sequence_s(long, least)
     least_work_s = stage_s * least
     bound_s = max((short_s + float(least_work_s.sum())) / problem.ranks, longest_s)
-    late = np.flatnonzero(through_s > bound_s)
-    in_time_s = short_s + float(least_work_s.sum() - least_work_s[late].sum())
-    groups = list(_late_groups(ideal, long[late], least[late], least_work_s[late], bound_s))
+    too_slow = np.flatnonzero(through_s > bound_s)
+    in_time_s = short_s + float(least_work_s.sum() - least_work_s[too_slow].sum())
+    groups = list(_late_groups(ideal, long[too_slow], least[too_slow], least_work_s[too_slow], bound_s))
 
     def excess_s(step_s: float) -> float:
         """Work per rank that does not fit into *step_s*."""

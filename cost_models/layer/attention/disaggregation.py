@@ -249,14 +249,14 @@ class _Pieces:
         travels = np.isin(self.document, np.unique(self.document[away | ~self.whole]))
         copied = 2.0 * of(self.home, rows * ~travels)
         for document in np.unique(self.document[travels]).tolist():
-            mine = self.document == document
-            half, before = self.rows[mine], self.before[mine]
-            whole = self.whole[mine]
-            begin = np.concatenate((before, np.where(whole, np.inf, self.lengths[document] - before - half)))
+            of_document = self.document == document
+            half, before = self.rows[of_document], self.before[of_document]
+            uncut = self.whole[of_document]
+            begin = np.concatenate((before, np.where(uncut, np.inf, self.lengths[document] - before - half)))
             order = np.argsort(begin, kind="stable")
             order = order[np.isfinite(begin[order])]
-            held = np.concatenate((np.where(whole, 2.0 * half, half), half))[order]
-            home, rank = np.tile(self.home[mine], 2)[order], np.tile(self.rank[mine], 2)[order]
+            held = np.concatenate((np.where(uncut, 2.0 * half, half), half))[order]
+            home, rank = np.tile(self.home[of_document], 2)[order], np.tile(self.rank[of_document], 2)[order]
             seen = np.tri(len(order))  # [queries, keys]
             needs = seen * (rank[:, None] != home[None, :])
             keys_got += of(rank, needs @ held)

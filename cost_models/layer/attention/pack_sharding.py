@@ -122,8 +122,8 @@ class PackPieces:
         *work* of the first tokens of given documents says how the cost of a document is spread over its tokens.
         """
         done = work(self.end, self.document) - work(self.begin, self.document)
-        whole = work(self.tokens, np.arange(len(self.tokens)))
-        share = done / whole[self.document]
+        document_work = work(self.tokens, np.arange(len(self.tokens)))
+        share = done / document_work[self.document]
         of_rank = np.bincount(
             self.rank, weights=cost[self.document] * share, minlength=int(self.first_rank[-1])
         )

@@ -214,8 +214,8 @@ class AttentionCost:
             return forward.total + backward.total
 
         def chosen(_: tuple[bytes, ...]) -> Bools:
-            whole = np.ones(some.count, dtype=bool)
-            return total_s(whole) < total_s(~whole)
+            all_by_pack = np.ones(some.count, dtype=bool)
+            return total_s(all_by_pack) < total_s(~all_by_pack)
 
         by_pack = matters.copy()
         by_pack[matters] = unheard(lambda: remembered(self._choices, key, chosen))
@@ -271,9 +271,9 @@ class AttentionCost:
 
     def _empty_s(self, cut: Cut, offsets: Ints, group_size: Floats, *, backward: bool) -> Floats:
         """[n]: empty blocks of a step: of each of a ring's kernels, or of the one kernel there is instead of a ring."""
-        whole = self._kind == "ulysses"  # some heads of whole sequences, not all heads of their pieces
-        heads = self._heads.heads / (group_size if whole else 1.0)
-        rows = cut.tokens if whole else cut.tokens / cut.ranks
+        cuts_heads = self._kind == "ulysses"  # some heads of whole sequences, not all heads of their pieces
+        heads = self._heads.heads / (group_size if cuts_heads else 1.0)
+        rows = cut.tokens if cuts_heads else cut.tokens / cut.ranks
         empty_s = empty_blocks_s(
             rows, offsets, heads, self._gpu, self._cal, share=cut.share, backward=backward
         )

@@ -106,10 +106,10 @@ class SegmentAttention:
         note(width=self._width)
         ramp = self._cal.attention_half_tokens * self._ramp(backward)
         unit = 2.0 * self._width * length
-        again = backward * self.pairs_per_key * (np.asarray(slices) - 1.0) / np.maximum(length, 1.0)
+        pairs_of_slices = backward * self.pairs_per_key * (np.asarray(slices) - 1.0) / np.maximum(length, 1.0)
         seconds = partial(self._busy_s, backward=backward)
         return self._over_layers(
-            length, lambda reach: seconds(unit * reach, unit * (ramp + again * reach)), backward
+            length, lambda reach: seconds(unit * reach, unit * (ramp + pairs_of_slices * reach)), backward
         )
 
     def _window_in(self, backward: bool) -> int | None:
@@ -209,10 +209,10 @@ class SegmentAttention:
         keys = length
         window = self._window_in(backward)
         if window is not None:
-            whole, total = self._full_share, np.maximum(tokens, 1.0)
+            full_share, total = self._full_share, np.maximum(tokens, 1.0)
             near = attention_pairs(total, window=window, chunked=self._chunked) / (0.5 * total**2)
-            pairs = pairs * (near + whole * (1.0 - near))
-            keys = np.minimum(length, window + whole * (length - window))
+            pairs = pairs * (near + full_share * (1.0 - near))
+            keys = np.minimum(length, window + full_share * (length - window))
         return np.asarray(seconds / (heads * pairs) * keys)
 
     def growth(self, cut: Cut, *, backward: bool) -> Callable[[Floats, Ints], Floats]:

@@ -212,9 +212,11 @@ class ContextExchange:
             )
         heads = self._heads
         copies = max(1.0, group.ranks / heads.kv_heads)
-        there = BF16_BYTES * (heads.heads * heads.query_dim + copies * heads.kv_width) * tokens
-        back = BF16_BYTES * heads.output_width * tokens
-        return self._collectives.all_to_all_s(there, group) + self._collectives.all_to_all_s(back, group)
+        outward_bytes = BF16_BYTES * (heads.heads * heads.query_dim + copies * heads.kv_width) * tokens
+        returned_bytes = BF16_BYTES * heads.output_width * tokens
+        return self._collectives.all_to_all_s(outward_bytes, group) + self._collectives.all_to_all_s(
+            returned_bytes, group
+        )
 
     def _shape(self, ranks: int, tier: int) -> GroupShape:
         return group_shape(self._layout, self._collectives.fabric, ranks, tier)

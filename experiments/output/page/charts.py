@@ -94,9 +94,9 @@ def rank_strips(rows: Rows) -> str:
             some = known[place : place + together]
             stages = [parts for rank in some for parts in ranks[rank]]
             mean = {group: sum(parts[group] for parts in stages) / len(stages) for group in ACCOUNT_GROUPS}
-            who = f"rank {some[0]}" if len(some) == 1 else f"ranks {some[0]} to {some[-1]}"
+            ranks_shown = f"rank {some[0]}" if len(some) == 1 else f"ranks {some[0]} to {some[-1]}"
             parts = ", ".join(f"{group} {seconds:.3g} s" for group, seconds in mean.items())
-            words, drawn = f"{strategy}, {who}: {parts}", []
+            words, drawn = f"{strategy}, {ranks_shown}: {parts}", []
             x, y = LEFT + place // together * width, float(floor)
             for group, seconds in mean.items():
                 y -= seconds * scale

@@ -85,8 +85,8 @@ class Trials:
         """How the changed scenario does on all batches."""
         if overrides not in self._all:
             first = self.on_first(overrides)
-            again = first.results and len(self.drawn.lengths) > 1
-            self._all[overrides] = self._run(overrides, len(self.drawn.lengths), first) if again else first
+            has_more = first.results and len(self.drawn.lengths) > 1
+            self._all[overrides] = self._run(overrides, len(self.drawn.lengths), first) if has_more else first
         return self._all[overrides]
 
     def first_gain_s(self, overrides: Overrides) -> float:

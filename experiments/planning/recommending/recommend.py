@@ -194,8 +194,8 @@ class _OneType:
                 complete = False
                 break
             if number:
-                again = self._layouts(gpus, number, [one.candidate for one in found])
-                found, complete = again.best or found, complete and again.complete
+                refined = self._layouts(gpus, number, [one.candidate for one in found])
+                found, complete = refined.best or found, complete and refined.complete
             best = found[0]
             if best.candidate not in tried:
                 layout = self._with_degrees(gpus, best.candidate).overrides

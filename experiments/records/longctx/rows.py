@@ -104,8 +104,8 @@ def _check_numbers(row: LongRow) -> None:
     for column, kind in _WHOLE.items():
         allowed = RANGES[kind]
         text, value = row.text(column), _as_written(row.text(column))
-        whole = value is not None and math.isfinite(value) and value == int(value)
-        number: object = int(value or 0) if whole else text
+        is_whole = value is not None and math.isfinite(value) and value == int(value)
+        number: object = int(value or 0) if is_whole else text
         if value is not None and not allowed.holds(number):
             raise UserInputError(f"{row.where}: {column}: {allowed.complaint(number)}; empty: not stated")
     value, metric = _as_written(row.text("measured")), row.text("metric")

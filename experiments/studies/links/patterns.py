@@ -103,5 +103,5 @@ def _activities(
 
 def _lanes(members: Ints, node_gpus: int) -> Ints:
     """[nodes, lanes]: a ring over whole nodes has a lane for each of their GPUs."""
-    whole = len(members) % node_gpus == 0 and len(members) > node_gpus
-    return members.reshape(-1, node_gpus) if whole else members
+    fills_nodes = len(members) % node_gpus == 0 and len(members) > node_gpus
+    return members.reshape(-1, node_gpus) if fills_nodes else members

@@ -51,7 +51,7 @@ class Replicated:
     @property
     def saved_s(self) -> Estimate:
         """The speed-up as seconds saved."""
-        return estimate([base - mine for base, mine in zip(self.base, self.seconds, strict=True)])
+        return estimate([base - own for base, own in zip(self.base, self.seconds, strict=True)])
 
 
 def replicate(comparison: Comparison, count: int, report: Report = silent) -> tuple[Replicated, ...]:
@@ -67,8 +67,8 @@ def replicate(comparison: Comparison, count: int, report: Report = silent) -> tu
     played = counted(report, len(outcomes) * count * comparison.batches)
     seconds = [_seconds(outcome, count, played) for outcome in outcomes]
     return tuple(
-        Replicated(strategy=outcome.strategy, seconds=mine, base=seconds[0])
-        for outcome, mine in zip(outcomes, seconds, strict=True)
+        Replicated(strategy=outcome.strategy, seconds=step_s, base=seconds[0])
+        for outcome, step_s in zip(outcomes, seconds, strict=True)
     )
 
 

@@ -287,17 +287,17 @@ def _cases() -> Iterator[Case]:
 
 def _batches(ranks: int) -> dict[str, tuple[int, ...]]:
     full, longest = CAPACITY_TOKENS, _longest(ranks)
-    many = min(4 * ranks + 3, MOST_ENTRIES // ranks)
+    sequences = min(4 * ranks + 3, MOST_ENTRIES // ranks)
     draw = np.random.default_rng(ranks)
     return {
         "one token": (1,),
         "one sequence": (full // 3,),
         "one as long as the context": (longest,),
         "fewer than ranks": (full // 2,) * max(1, ranks // 2),
-        "equal": (full // 2,) * many,
+        "equal": (full // 2,) * sequences,
         "around the capacity": tuple(min(longest, full + more) for more in (-1, 0, 1) for _ in range(ranks)),
-        "a long one among short ones": (7,) * many + (longest,) + (7,) * many,
-        "mixed": _mixed(draw, many, ranks),
+        "a long one among short ones": (7,) * sequences + (longest,) + (7,) * sequences,
+        "mixed": _mixed(draw, sequences, ranks),
     }
 
 

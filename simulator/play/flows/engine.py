@@ -102,9 +102,9 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
 
 def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
     with without_collector():
-        whole = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
+        finished = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
         try:
-            timeline = env.run(whole)
+            timeline = env.run(finished)
         except RuntimeError:  # out of events
             step.check_played()
             raise

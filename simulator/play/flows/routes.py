@@ -459,14 +459,16 @@ class Combined:
         parts = [part for part in parts if part.sent > 0 and len(part.rows.entries(part.row)[0])]
         if not parts:
             return None
-        whole = sum(part.sent for part in parts)
-        key = tuple((name, row, round(sent / whole, 12)) for name, _, row, sent in parts)
+        total_bytes = sum(part.sent for part in parts)
+        key = tuple((name, row, round(sent / total_bytes, 12)) for name, _, row, sent in parts)
         if key not in self._made:
             entries = [rows.entries(row) for _, rows, row, _ in parts]
             largest = max(rows.largest[row] * sent for _, rows, row, sent in parts)
             numbers, place = np.unique(np.concatenate([link for link, _ in entries]), return_inverse=True)
             weights = [flows * sent / largest for (_, flows), (*_, sent) in zip(entries, parts, strict=True)]
             flows = np.bincount(place, weights=np.concatenate(weights), minlength=len(numbers))
-            self._made[key] = Pattern(links=numbers, flows=flows.astype(np.float64)), largest / whole
+            self._made[key] = Pattern(links=numbers, flows=flows.astype(np.float64)), largest / total_bytes
         pattern, share = self._made[key]
-        return Activity(pattern=pattern, volume_bytes=share * whole, alone_s=alone_s, label=label, who=who)
+        return Activity(
+            pattern=pattern, volume_bytes=share * total_bytes, alone_s=alone_s, label=label, who=who
+        )

@@ -136,8 +136,8 @@ def stage_order(
 def _calls(schedule: Schedule, stages: int, chunks: int, stage: int, slots: int, every: int) -> Order:
     """Calls of *every* slots each, one after the other; the last one has what is left."""
     shape = schedule, stages, chunks, stage
-    whole, left = divmod(slots, every)
-    calls = [stage_order(*shape, every)] * whole + [stage_order(*shape, left)] * (left > 0)
+    full_rounds, left = divmod(slots, every)
+    calls = [stage_order(*shape, every)] * full_rounds + [stage_order(*shape, left)] * (left > 0)
     op, chunk, slot, paired, batch = (np.concatenate(columns) for columns in zip(*calls, strict=True))
     number = np.repeat(np.arange(len(calls)), [len(call.op) for call in calls])
     batches = 1 + max(int(call.batch.max()) for call in calls)

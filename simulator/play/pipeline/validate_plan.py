@@ -173,9 +173,9 @@ def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
     if not in_slots:
         _require(len(entries.order_index) == len(plan.order), "holes in the order are only for pipelines")
     listed = np.sort(entries.micro_batch * plan.ranks + entries.rank)
-    again = _first(listed[1:] == listed[:-1])
-    if again is not None:
-        micro_batch, rank = divmod(int(listed[again]), plan.ranks)
+    repeated = _first(listed[1:] == listed[:-1])
+    if repeated is not None:
+        micro_batch, rank = divmod(int(listed[repeated]), plan.ranks)
         raise PlanError(f"rank {rank} has micro-batch {micro_batch} twice in its order")
     groups = np.repeat(np.arange(plan.micro_batches), plan.group_size)
     wanted = groups * plan.ranks + plan.member_ranks

@@ -76,9 +76,9 @@ def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
     """A rank whose stages open at the given times: when they are done (all else is that of fewer micro-batches)."""
     costs = rank.costs
     drains = 0 < costs.drains_every < count
-    many = not drains and count > 2 * WORTH_A_TRY * costs.stages  # no cut repeats after fewer
+    is_long = not drains and count > 2 * WORTH_A_TRY * costs.stages  # no cut repeats after fewer
     shape = costs.schedule, costs.stages, costs.chunks
-    cut = find_cut(*shape, overlap=costs.pp_overlap) if many else None
+    cut = find_cut(*shape, overlap=costs.pp_overlap) if is_long else None
     few = count if cut is None else cut.least + (count - cut.least) % costs.stages
     while cut is not None and few * WORTH_A_TRY < count:
         played = rank.play(few, few, opening_s)

@@ -285,11 +285,11 @@ class _Programme:
         )
         if answer is None:
             return None
-        whole = np.round(answer).astype(np.int64)
-        groups = whole[-sizes:]
+        rounded = np.round(answer).astype(np.int64)
+        groups = rounded[-sizes:]
         if groups @ np.array(self.times.sizes) > self.times.problem.ranks:
             return None
-        return groups, whole[:-sizes].reshape(buckets, sizes)
+        return groups, rounded[:-sizes].reshape(buckets, sizes)
 
     def _dealt(self, groups: Ints, taken: Ints) -> _Chunk | None:
         """Every sequence in a group: of its bucket the longest go to the largest groups. None: one finds no room."""

@@ -66,12 +66,12 @@ class _Balance:
         # Of every micro-batch: sequences, members, slot
         self._made: list[tuple[list[int], list[int], int]] = []
 
-    def _equal_work(self, many: int) -> list[_Bucket]:
+    def _equal_work(self, count: int) -> list[_Bucket]:
         """Sequences by falling length in buckets of about the same work."""
         order = np.argsort(-self.problem.lengths, kind="stable")
         work = np.where(self.long, self._long_s * self.size, self._piece_s)[order]
         middle = (np.cumsum(work) - work / 2.0) / work.sum()
-        number = np.minimum((middle * many).astype(np.int64), many - 1)
+        number = np.minimum((middle * count).astype(np.int64), count - 1)
         return [deque(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
 
     def run(self) -> None:

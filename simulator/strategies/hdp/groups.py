@@ -53,8 +53,8 @@ class SizeTable:
 
     def within(self, limit_s: float) -> tuple[Ints, Floats]:
         """Smallest size of every sequence whose time is at most *limit_s*, else the quickest; and that time."""
-        many = sum(len(part[0]) for part in self._parts)
-        size, time_s = np.empty(many, dtype=np.int64), np.empty(many)
+        entries = sum(len(part[0]) for part in self._parts)
+        size, time_s = np.empty(entries, dtype=np.int64), np.empty(entries)
         for number, sizes, times_s in self._parts:
             meets = times_s <= limit_s
             column = np.where(meets.any(axis=1), meets.argmax(axis=1), times_s.argmin(axis=1))
@@ -71,9 +71,9 @@ def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, leas
     larger ones in steps of SIZE_GROWTH.
     """
     size = np.minimum(least, problem.most_ranks)
-    late = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
-    if len(late):
-        size[late] = SizeTable(problem, lengths[late], size[late], limit_s).within(limit_s)[0]
+    too_slow = np.flatnonzero(problem.sequence_s(lengths, size) > limit_s)
+    if len(too_slow):
+        size[too_slow] = SizeTable(problem, lengths[too_slow], size[too_slow], limit_s).within(limit_s)[0]
     return np.asarray(size)
 
 

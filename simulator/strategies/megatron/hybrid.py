@@ -81,15 +81,17 @@ def _needed(length: int, problem: PlanningProblem) -> int:
 
 def _buckets(order: list[int], lengths: list[int], needed: list[int]) -> list[deque[int]]:
     """Samples by falling length in as many buckets of about the same work as there are numbers of ranks."""
-    many = len({needed[sequence] for sequence in order})
+    sizes_needed = len({needed[sequence] for sequence in order})
     work = {sequence: lengths[sequence] ** 2 / needed[sequence] for sequence in order}
-    target = sum(work.values()) / many
+    target = sum(work.values()) / sizes_needed
     found: list[deque[int]] = []
     bucket: deque[int] = deque()
     held = 0.0
     for place, sequence in enumerate(order):
         left = len(order) - place
-        if bucket and (held + work[sequence] > BUCKET_SLACK * target or left <= many - len(found) - 1):
+        if bucket and (
+            held + work[sequence] > BUCKET_SLACK * target or left <= sizes_needed - len(found) - 1
+        ):
             found.append(bucket)
             bucket, held = deque(), 0.0
         bucket.append(sequence)

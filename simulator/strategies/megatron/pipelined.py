@@ -149,7 +149,7 @@ class _Draft:
         mean_tokens = sum(self._lengths[sequence] for sequence in rest) / count
         flop, tokens = [0.0] * count, [0.0] * count
         sequences: list[list[int]] = [[] for _ in range(count)]
-        late: list[int] = []
+        postponed: list[int] = []
         # Slots with room, the least FLOP first, and those without, the fewest tokens first: what follows is shorter.
         having = [(0.0, at) for at in range(count)]
         full: list[tuple[float, int]] = []
@@ -172,9 +172,9 @@ class _Draft:
                 add(sequence, at)
                 heapq.heapreplace(having, (flop[at], at))
             else:
-                late.append(sequence)
+                postponed.append(sequence)
         held = np.array(tokens)
-        for sequence in sorted(late, key=lambda one: -self._lengths[one]):
+        for sequence in sorted(postponed, key=lambda one: -self._lengths[one]):
             at = int(np.square(held + self._lengths[sequence] - mean_tokens).argmin())
             add(sequence, at)
             held[at] = tokens[at]
@@ -228,8 +228,8 @@ def layer_flop(problem: PlanningProblem, *, backward: bool) -> Floats:
     linear, attention = token.linear * tokens, token.attention * 0.5 * tokens**2
     if not backward:
         return linear + attention
-    again = linear + attention if problem.cost.layout.recompute.kind == "full" else 0.0
-    return np.asarray(LINEAR_BACKWARD * linear + ATTENTION_BACKWARD * attention + again)
+    repeated = linear + attention if problem.cost.layout.recompute.kind == "full" else 0.0
+    return np.asarray(LINEAR_BACKWARD * linear + ATTENTION_BACKWARD * attention + repeated)
 
 
 def _nearest_power(number: float) -> int:

@@ -149,7 +149,7 @@ def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
         alone_s = problem.piece_s(problem.lengths) - problem.token_s * problem.lengths
     # Sharing takes hardly less work than one rank would.
     work_s = np.maximum(alone_s + problem.token_s * problem.lengths, problem.floor_s) + problem.fixed_s
-    likely, many = [], len(problem.lengths) > FEW
+    likely, many_sequences = [], len(problem.lengths) > FEW
     for size in sorted((size for size in sizes if size < problem.capacity_tokens), reverse=True):
         smaller = replace(problem, pack_tokens=size)
         inside = problem.lengths <= size
@@ -163,13 +163,15 @@ def _targets(problem: PlanningProblem, below_s: float) -> list[_Target]:
             likely.append(
                 (at_best_s + problem.bubble_weight * usual, -size, smaller, usual, short_s, at_best_s)
             )
-        if packs * size <= many * FEW_TOKENS * mean * problem.ranks:  # smaller packs hardly change anything
+        if (
+            packs * size <= many_sequences * FEW_TOKENS * mean * problem.ranks
+        ):  # smaller packs hardly change anything
             break
     likely.sort(key=lambda entry: entry[:2])
     targets: list[_Target] = []
     kept: list[int] = []
     for _, size, smaller, usual, short_s, at_best_s in likely:
-        if many and any(ALIKE < size / other < 1.0 / ALIKE for other in kept):
+        if many_sequences and any(ALIKE < size / other < 1.0 / ALIKE for other in kept):
             continue
         kept.append(size)
         step_s, _ = ideal_step_s(smaller, LongSequences(smaller), usual, short_s, at_best_s * SHARING_SAVES)

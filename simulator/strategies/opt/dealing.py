@@ -203,19 +203,19 @@ def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
     place = np.empty(len(tokens), dtype=np.int64)
     most_first = np.argsort(-counts, kind="stable")
     having = ranks - np.searchsorted(np.sort(counts), np.arange(int(counts.max(initial=0))), side="right")
-    for turn, many in enumerate(having.tolist()):
-        rank = most_first[:many]
+    for turn, taken in enumerate(having.tolist()):
+        rank = most_first[:taken]
         item = begin[rank] + turn
         length = tokens[item]
         at = room[rank].argmax(axis=1)
         full = np.flatnonzero(room[rank, at] < length)
         if len(full):
-            late = rank[full]
-            at[full] = opened[late]
-            opened[late] += 1
+            reopened = rank[full]
+            at[full] = opened[reopened]
+            opened[reopened] += 1
             if opened.max() > room.shape[1]:
                 room = np.concatenate((room, np.full((ranks, 1), CLOSED)), axis=1)
-            room[late, at[full]] = capacity
+            room[reopened, at[full]] = capacity
         room[rank, at] -= length
         place[item] = at
     return place + np.repeat(np.cumsum(opened) - opened, counts), opened

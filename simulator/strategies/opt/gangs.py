@@ -198,11 +198,11 @@ class _Rows:
         self._loads, self._ready_s, self._weight = loads, ready_s, weight
         self._span, ranks = width * row, len(ready_s)
         self._full = ranks // self._span  # rows without places that are none
-        many = -(-ranks // self._span)
-        self._stale = set(range(many))
+        rows = -(-ranks // self._span)
+        self._stale = set(range(rows))
         # Of every row: its items by the time they are ready, and of each what is listed at _START.
-        self._order = np.empty((many, row), dtype=np.int64)
-        self._of = np.zeros((5 if weight else 2, many, 1 + row))
+        self._order = np.empty((rows, row), dtype=np.int64)
+        self._of = np.zeros((5 if weight else 2, rows, 1 + row))
         self._of[_START, :, 0] = np.inf
         self._of[_BEFORE:_MOST, :, 0] = np.inf
         self._flat = self._of.reshape(len(self._of), -1)

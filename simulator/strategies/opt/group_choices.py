@@ -76,9 +76,9 @@ def promising_choices(
     seen: set[bytes] = set()
     ways: tuple[list[Choice], list[Choice]] = ([], [])
     for size, time_s in long.within(limits_s):
-        whole = _whole_nodes(problem, size)
-        whole_s = time_s if whole is size else problem.sequence_s(long.tokens, whole)
-        for way, sizes, times_s in zip(ways, (size, whole), (time_s, whole_s), strict=True):
+        whole_nodes = _whole_nodes(problem, size)
+        whole_s = time_s if whole_nodes is size else problem.sequence_s(long.tokens, whole_nodes)
+        for way, sizes, times_s in zip(ways, (size, whole_nodes), (time_s, whole_s), strict=True):
             if sizes.tobytes() not in seen:
                 seen.add(sizes.tobytes())
                 ideal_s = max(step_s, _ideal_step_s(problem, sizes, times_s, short_s))
@@ -156,5 +156,5 @@ def _whole_nodes(problem: PlanningProblem, size: Ints) -> Ints:
     node = problem.ranks_per_node
     if node == 1 or problem.ranks % node or not (size > node).any():
         return size
-    whole = np.where(size > node, -(-size // node) * node, size)
-    return np.where(whole <= problem.most_ranks, whole, size)
+    whole_nodes = np.where(size > node, -(-size // node) * node, size)
+    return np.where(whole_nodes <= problem.most_ranks, whole_nodes, size)

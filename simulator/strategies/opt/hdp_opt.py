@@ -118,8 +118,8 @@ class _Search:
     def _keep_limits(self, ideal: Choice | None) -> None:
         """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
         problem, many_long = self.problem, len(self.long.tokens) > FEW_LONG
-        many = QUICK_DRAFTS if problem.quick else DRAFTS[not many_long]
-        choices = promising_choices(problem, self.long, self.packs.short_s, self.step_s, ideal)[:many]
+        most = QUICK_DRAFTS if problem.quick else DRAFTS[not many_long]
+        choices = promising_choices(problem, self.long, self.packs.short_s, self.step_s, ideal)[:most]
         whole_s = self._whole_micro_batches_s(choices)
         allowed = None
         for number, choice in enumerate(choices):

@@ -84,11 +84,11 @@ class LongSequences:
             sizes = sizes[:, self.kinds.kind]
             yield from zip(sizes, self._problem.sequence_s(self.tokens[None, :], sizes), strict=True)
             return
-        late = np.flatnonzero(self._least_s > min(limits_s))
-        table = SizeTable(self._problem, self.tokens[late], self.least[late], min(limits_s))
+        too_slow = np.flatnonzero(self._least_s > min(limits_s))
+        table = SizeTable(self._problem, self.tokens[too_slow], self.least[too_slow], min(limits_s))
         for limit_s in limits_s:
             size, time_s = self.least.copy(), self._least_s.copy()
-            size[late], time_s[late] = table.within(limit_s)
+            size[too_slow], time_s[too_slow] = table.within(limit_s)
             yield size, time_s
 
 
