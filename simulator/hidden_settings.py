@@ -121,11 +121,11 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
     if plain.ranks != plan.ranks or capacity_tokens(plain) != result.rank_capacity_tokens:
         return False
     report = plan_memory(plain, plan)
-    if _needed(report) != _needed(result.memory):
+    if _memory_figures(report) != _memory_figures(result.memory):
         return False
     problem = planning_problem(plain, step.lengths)
     costs = price_plan(plain, problem, plan)
-    if not _same(replace(costs, data_path=None), replace(step.costs, data_path=None)):
+    if not _equal(replace(costs, data_path=None), replace(step.costs, data_path=None)):
         return False
     same_order = plain.layout.parallel.order == setup.layout.parallel.order
     drawn_alike = same_order and plain.execution == setup.execution
@@ -137,11 +137,11 @@ def _same_step(plain: Setup, step: _Step, mesh_degree: Callable[[], int | None] 
         degree = mesh_degree() if mesh_degree else None
         plan, problem, report = plan_batch(plain, step.lengths, mesh_degree=degree)
     same_recompute = plain.layout.recompute.kind == setup.layout.recompute.kind
-    if costs.data_path == step.costs.data_path and same_recompute and _same(plan, result.plan):
+    if costs.data_path == step.costs.data_path and same_recompute and _equal(plan, result.plan):
         return True
     played = simulate_plan(plain, plan, problem, report)
-    return _needed(played.memory) == _needed(result.memory) and all(
-        _same(getattr(played, field.name), getattr(result, field.name))
+    return _memory_figures(played.memory) == _memory_figures(result.memory) and all(
+        _equal(getattr(played, field.name), getattr(result, field.name))
         for field in fields(StepResult)
         if field.name not in _NO_FIGURES
     )
@@ -164,7 +164,7 @@ def _planned_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
     def packs(one: PlanningProblem, degree: int) -> MeshPacks:
         return MeshPacks.of(one, one.options.packing, padding=one.options.padding, degree=degree)
 
-    return all(_same(*(packs(one, degree) for one in both)) for degree in mesh_degrees(problem))
+    return all(_equal(*(packs(one, degree) for one in both)) for degree in mesh_degrees(problem))
 
 
 def _same_factors(noise: Noise | None, other: Noise | None) -> bool:
@@ -178,17 +178,17 @@ def _factor(noise: Noise | None, name: str) -> ArrayLike:
     return 1.0 if factor is None else factor
 
 
-def _needed(report: MemoryReport) -> tuple[int, ...]:
+def _memory_figures(report: MemoryReport) -> tuple[int, ...]:
     """The memory of a GPU and its host in whole bytes, whatever fills it."""
     needed = (report.total_bytes, report.allocated_bytes, report.reserved_bytes, report.host_bytes)
     return tuple(map(round, needed))
 
 
-def _same(one: object, other: object) -> bool:
+def _equal(one: object, other: object) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(cast("ArrayLike", one), cast("ArrayLike", other))
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
+        return len(one) == len(other) and all(_equal(*pair) for pair in zip(one, other, strict=True))
     if is_dataclass(one) and type(one) is type(other):
-        return all(_same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+        return all(_equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
     return one == other

@@ -117,7 +117,7 @@ def global_batches(
             f"no sequence fits the context of {context_tokens} tokens (the shortest has {shortest}) and policy drop "
             "leaves out the others: use chunk or truncate, or a longer context"
         )
-    return _batches(_Pieces(blocks, context_tokens, policy), budget_tokens, sequences)
+    return _batches(_PieceQueue(blocks, context_tokens, policy), budget_tokens, sequences)
 
 
 def _distribution_blocks(distribution: Distribution, seed: int | None, context_tokens: int) -> Iterator[Ints]:
@@ -169,7 +169,7 @@ def _of_few_pieces(blocks: Iterator[Ints], context_tokens: int) -> Iterator[Ints
         yield from np.split(block, np.flatnonzero(np.diff(parts)) + 1)
 
 
-class _Pieces:
+class _PieceQueue:
     """The source as a line of pieces, of which the head block is in memory.
 
     Attributes:
@@ -214,7 +214,7 @@ class _Pieces:
         return lengths, accounts, long_tokens, int(ends[last]) - end_token
 
 
-def _batches(pieces: _Pieces, budget_tokens: int | None, sequences: int | None) -> Iterator[GlobalBatch]:
+def _batches(pieces: _PieceQueue, budget_tokens: int | None, sequences: int | None) -> Iterator[GlobalBatch]:
     index, (most, why) = 0, LIMITS["batch_pieces"]
     while pieces.refill():
         parts: list[Ints] = []

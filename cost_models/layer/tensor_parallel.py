@@ -225,7 +225,9 @@ class TensorParallel:
             for block in blocks:
                 overlaps = layout.tensor.overlap
                 forward.append(self._pipelined(reduce, block.leaving_forward) if overlaps else reduce)
-                backward.append(reduce if self._frozen else self._beside(reduce, block.entering_gradient))
+                backward.append(
+                    reduce if self._frozen else self._beside_product(reduce, block.entering_gradient)
+                )
             return np.asarray(sum(forward)), np.asarray(sum(backward))
         gather, scatter = self._gather_and_scatter(tokens)
         for number, block in enumerate(blocks):
@@ -239,17 +241,19 @@ class TensorParallel:
                 forward.append(self._pipelined(scatter, block.leaving_forward, sent))
                 backward.append(self._pipelined(gather, block.leaving_gradient, exchanged))
                 if self._two_gradients:
-                    backward.append(self._beside(gather, block.leaving_gradient))
+                    backward.append(self._beside_product(gather, block.leaving_gradient))
             else:
                 own = 1.0 / layout.parallel.tp
-                forward += [self._beside(gather, block.entering_forward, own), scatter]
-                backward.append(self._beside(gather, block.leaving_gradient, own))
+                forward += [self._beside_product(gather, block.entering_forward, own), scatter]
+                backward.append(self._beside_product(gather, block.leaving_gradient, own))
             if not self._frozen:
-                backward.append(self._beside(gather, block.entering_gradient))
+                backward.append(self._beside_product(gather, block.entering_gradient))
             if layout.tensor.overlap and not alone and (self._frozen or layout.tensor.chunks == "sequence"):
                 backward.append(self._pipelined(scatter, block.entering_gradient))
             else:
-                backward.append(scatter if self._frozen else self._beside(scatter, block.entering_gradient))
+                backward.append(
+                    scatter if self._frozen else self._beside_product(scatter, block.entering_gradient)
+                )
         return np.asarray(sum(forward)), np.asarray(sum(backward))
 
     def sent(
@@ -340,5 +344,5 @@ class TensorParallel:
         chunks_s = pipelined_s(collective_s, gemm.whole_s, self._sm_share, gemm.added_s)
         return np.minimum(chunks_s, self._exchanged(collective_s, gemm)) if exchanged else chunks_s
 
-    def _beside(self, collective_s: Floats, gemm: ChunkedGemm, share: float = 1.0) -> Floats:
+    def _beside_product(self, collective_s: Floats, gemm: ChunkedGemm, share: float = 1.0) -> Floats:
         return beside_s(collective_s, share * gemm.whole_s, self._whole_share)

@@ -57,7 +57,7 @@ SWITCHES: Mapping[str, Switch] = _switches()
 _DEFAULTS: Mapping[str, Group] = {name: kind() for name, kind in GROUPS.items()}
 
 
-def _seen(part: Callable[[Layout], Layout]) -> Callable[[Layout], Layout]:
+def _watched_part(part: Callable[[Layout], Layout]) -> Callable[[Layout], Layout]:
     """A *part* of a layout, kept; of a layout that is watched all of it, so that whatever is read is seen."""
     kept = lru_cache(maxsize=4096)(part)
 
@@ -112,7 +112,7 @@ class Layout(Checked):
         return Layout(**_with_changes({name: getattr(self, name) for name in GROUPS}, switches))
 
     @property
-    @_seen
+    @_watched_part
     def of_layers(self) -> Layout:
         """The layout as far as a pass of a single layer or head can tell.
 
@@ -135,19 +135,19 @@ class Layout(Checked):
         )
 
     @property
-    @_seen
+    @_watched_part
     def of_stages(self) -> Layout:
         """The layout as far as the contents of pipeline stages go: degrees and the pipeline."""
         return Layout(parallel=replace(self.parallel, cp=None), pipeline=self.pipeline)
 
     @property
-    @_seen
+    @_watched_part
     def of_states(self) -> Layout:
         """The layout as far as weights, gradients and optimizer states go."""
         return self.of_stages.with_groups(sharding=self.sharding, precision=self.precision)
 
     @property
-    @_seen
+    @_watched_part
     def of_prices(self) -> Layout:
         """The layout as far as prices go: how much ranks may hold decides what is planned, not what that costs."""
         return self.with_groups(context=replace(self.context, rank_capacity_tokens=None))

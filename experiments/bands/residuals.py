@@ -156,7 +156,7 @@ def _papers() -> frozenset[str]:
 def check_residuals(path: str) -> None:
     """Raise UserInputError unless rewrite_residuals can use *path*: asked before the minutes of work that it ends."""
     check_out_file(path, "--write-residuals")
-    _held(path)
+    _stored_residuals(path)
 
 
 def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str] = ()) -> Residuals:
@@ -167,12 +167,12 @@ def rewrite_residuals(path: str, rows: Sequence[Residual], sources: Sequence[str
     Raises:
         UserInputError: the file is there and holds no residuals, or cannot be written.
     """
-    shipped = _held(path)
+    shipped = _stored_residuals(path)
     kept = [row for row in shipped if (row.source not in sources if sources else row.source in _papers())]
     return write_residuals(path, [*kept, *rows])
 
 
-def _held(path: str) -> list[Residual]:
+def _stored_residuals(path: str) -> list[Residual]:
     """The rows of a file of residuals; none where there is no file, or an empty one."""
     if not Path(path).exists() or not Path(path).stat().st_size:
         return []

@@ -224,13 +224,13 @@ def _restart_times(scenario: Scenario, values: Mapping[str, Any], size: Checkpoi
     """Seconds of writing and loading a checkpoint and of setting up groups: as given, or derived."""
     cluster, parallel, storage = scenario.cluster, scenario.layout.parallel, values["storage_bandwidth"]
     return {
-        "block_s": _given(values["checkpoint_block"], lambda: blocking_s(size, cluster)),
-        "upload_s": _given(values["checkpoint_upload"], lambda: upload_s(size, cluster, storage)),
-        "load_s": _given(
+        "block_s": _given_or(values["checkpoint_block"], lambda: blocking_s(size, cluster)),
+        "upload_s": _given_or(values["checkpoint_upload"], lambda: upload_s(size, cluster, storage)),
+        "load_s": _given_or(
             values["checkpoint_load"],
             lambda: load_s(size, cluster, _ranks(scenario), storage, values["readers"]),
         ),
-        "group_initialisation_s": _given(
+        "group_initialisation_s": _given_or(
             values["group_initialisation"],
             lambda: group_initialisation_s(cluster.gpus, parallel.tp, parallel.pp, values["startup"]),
         ),
@@ -304,7 +304,7 @@ def _stated(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[key] for name, key in keys.items() if key in values}
 
 
-def _given(value: float | None, derived: Callable[[], float]) -> float:
+def _given_or(value: float | None, derived: Callable[[], float]) -> float:
     return derived() if value is None else value
 
 

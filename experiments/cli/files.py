@@ -198,10 +198,10 @@ def import_(
     understood are listed, and nothing is guessed.
     """
     from hdpsim.experiments.other_tools.import_report import import_document, imported_text
-    from hdpsim.experiments.other_tools.importer import Asked, import_file
+    from hdpsim.experiments.other_tools.importer import UserAnswers, import_file
     from hdpsim.experiments.output.files.out_file import write_whole
 
-    found = import_file(file, form, Asked(cluster=cluster, gpus=gpus, model=model, release=release))
+    found = import_file(file, form, UserAnswers(cluster=cluster, gpus=gpus, model=model, release=release))
     if out is not None:
         write_whole(out, imported_text(found), "scenario")
     Output(as_json=as_json).present(import_document(found, out))
@@ -234,7 +234,7 @@ def new(out: str | None, **given: str | None) -> None:
         if says_it_all(question, values):
             answers |= answered(question, " ".join(value for value in values if value))
         else:
-            answers |= _asked(question, f"{number}/{len(QUESTIONS)}", values)
+            answers |= _answer_to(question, f"{number}/{len(QUESTIONS)}", values)
     name = "new" if out is None else Path(out).stem
     text, scenario, memory = new_scenario(answers, name, shipped_margin().headroom)
     if out is None:
@@ -247,7 +247,7 @@ def new(out: str | None, **given: str | None) -> None:
     say(f"next: hdpsim simulate {out}")
 
 
-def _asked(question: Question, place: str, values: list[str | None]) -> Mapping[str, Any]:
+def _answer_to(question: Question, place: str, values: list[str | None]) -> Mapping[str, Any]:
     """The answer from the terminal (or a pipe), asked again until it is one; *values* are those that options gave."""
     pairs = list(zip(question.options, values, strict=True))
     missing = [option for option, value in pairs if value is None]

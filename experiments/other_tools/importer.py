@@ -82,7 +82,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class UserAnswers:
     """What the user says beside the file."""
 
     cluster: str | None = None
@@ -91,14 +91,14 @@ class Asked:
     release: str | None = None
 
 
-def import_file(path: str, form: str | None = None, asked: Asked | None = None) -> Imported:
+def import_file(path: str, form: str | None = None, asked: UserAnswers | None = None) -> Imported:
     """Read a configuration of another tool; *form* is one of FORMATS, None: as it looks.
 
     Raises:
         UserInputError: unreadable, of no known form, or it contradicts itself.
         InfeasibleError: it cannot be simulated, or does not fit the GPUs.
     """
-    asked = asked or Asked()
+    asked = asked or UserAnswers()
     text = read_text(path)
     form = form or _form_of(path, text)
     where = shortened(path, LONGEST_NAME)
@@ -161,7 +161,7 @@ def _refuse_others(path: str, text: str) -> None:
         )
 
 
-def _of_hugging_face(path: str, asked: Asked) -> Imported:
+def _of_hugging_face(path: str, asked: UserAnswers) -> Imported:
     model, ignored = model_from_hf_config(path)
     name = Path(path).resolve().parent.name if model.name == "config" else model.name
     read = Read(unknown=list(ignored))
@@ -176,7 +176,7 @@ class _Import:
     read: Read
     table: Tool
     path: str
-    asked: Asked
+    asked: UserAnswers
     base: Model | None
     missing: dict[str, str] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
@@ -274,7 +274,7 @@ class _Import:
         layout = {
             key.removeprefix("layout."): value for key, value in facts.items() if key.startswith("layout.")
         }
-        tp, pp = self.read.whole("layout.tp"), self.read.whole("layout.pp")
+        tp, pp = self.read.whole_number("layout.tp"), self.read.whole_number("layout.pp")
         if layout.get("schedule") == "interleaved" and layout.get("vpp", 1) == 1:
             layout["vpp"], origins["layout.vpp"] = 2, "default of the schedule"
         if layout.get("schedule") == "zb-v":
@@ -348,7 +348,7 @@ class _Import:
     def _micro_batch(self) -> int:
         facts, origins = self.read.facts, self.read.origins
         micro_batch, staged = facts.get("run.micro_batch"), facts.get("run.stage_micro_batch")
-        if isinstance(staged, int) and self.read.whole("layout.pp") > 1:
+        if isinstance(staged, int) and self.read.whole_number("layout.pp") > 1:
             micro_batch, origins["run.micro_batch"] = staged, origins["run.stage_micro_batch"]
         if not isinstance(micro_batch, int):
             self.assumed.append(f"micro-batches of 1 sequence: the file does not say ({self.table.title})")

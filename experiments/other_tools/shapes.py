@@ -43,7 +43,7 @@ def read_model(
     """
     facts = read.facts
     if complete and base is None and "run.ffn" not in facts and "model.hidden" in facts:
-        width = 4 * read.whole("model.hidden")
+        width = 4 * read.whole_number("model.hidden")
         gated = int(width * 2 / 3 / _GATED_WIDTH) * _GATED_WIDTH
         read.set("run.ffn", gated if facts.get("model.gated_mlp") else width, "default")
     known = _described(read, where)
@@ -70,7 +70,7 @@ def _described(read: Read, where: str) -> dict[str, Any]:
         known["head_dim"] = facts["run.head_dim"]
     if not latent and facts.get("run.grouped", "run.kv_groups" in facts):
         known["kv_heads"] = facts.get("run.kv_groups", 1)
-    experts = read.whole("model.experts", 0)
+    experts = read.whole_number("model.experts", 0)
     if experts:
         known |= {"experts": experts, "top_k": facts.get("model.top_k", 2)}
         known["ffn_hidden"] = facts.get("run.expert_ffn", facts.get("run.ffn"))
@@ -110,12 +110,12 @@ def _vocabulary(read: Read) -> int | None:
     """Rows of the embedding: padded to a multiple for every GPU of a tensor-parallel group."""
     facts = read.facts
     if "run.padded_vocab" in facts:
-        return read.whole("run.padded_vocab")
+        return read.whole_number("run.padded_vocab")
     if "run.vocab" not in facts:
         return None
-    vocab = read.whole("run.vocab")
+    vocab = read.whole_number("run.vocab")
     if facts.get("run.pad_vocab", "run.vocab_multiple" in facts):
-        multiple = read.whole("run.vocab_multiple", _MULTIPLE) * read.whole("layout.tp")
+        multiple = read.whole_number("run.vocab_multiple", _MULTIPLE) * read.whole_number("layout.tp")
         vocab = -(-vocab // max(1, multiple)) * multiple
     return vocab
 

@@ -40,7 +40,7 @@ class Read:
         """Note a fact."""
         self.facts[key], self.origins[key] = value, origin
 
-    def whole(self, key: str, otherwise: int = 1) -> int:
+    def whole_number(self, key: str, otherwise: int = 1) -> int:
         """A fact that is a whole number."""
         return int(str(self.facts.get(key, otherwise)))
 
@@ -87,7 +87,7 @@ def _by_name(options: Iterable[Option], tool: Tool, where: str) -> dict[str, Opt
         meant = name in tool.names
         if before is not None and meant and _plain(before.value) != _plain(option.value):
             raise UserInputError(
-                f"{_at(option, tool, where)}: {_shown(option.value)} contradicts {_shown(before.value)}"
+                f"{_at(option, tool, where)}: {_value_words(option.value)} contradicts {_value_words(before.value)}"
                 + (f" in line {before.line}" if before.line else "")
             )
         given[name] = option
@@ -115,7 +115,7 @@ def _read_number(number: Number, given: Mapping[str, Option], tool: Tool, read: 
     found = [given[name] for name in number.names if name in given and given[name].value is not None]
     values = [_number_of(option, number, tool, where) for option in found]
     if any(value != values[0] for value in values):
-        names = " and ".join(f"{option.name} {_shown(option.value)}" for option in found)
+        names = " and ".join(f"{option.name} {_value_words(option.value)}" for option in found)
         raise UserInputError(f"{_at(found[-1], tool, where)}: {names} contradict each other")
     if values:
         read.set(number.key, values[0], spelled(found[0].name, tool))
@@ -133,7 +133,7 @@ def _number_of(option: Option, number: Number, tool: Tool, where: str) -> object
     if isinstance(value, Unread):
         raise UserInputError(f"{_at(option, tool, where)}: {value.why}; write the value into the file")
     if value is True or value is False:
-        raise UserInputError(f"{_at(option, tool, where)}: expected a value, got {_shown(value)}")
+        raise UserInputError(f"{_at(option, tool, where)}: expected a value, got {_value_words(value)}")
     takes_all = number.notation in ("layers", "cut")
     text = str(value).split()[0] if not takes_all and str(value).split() else str(value)
     try:
@@ -158,12 +158,12 @@ def _more_units(given: Mapping[str, Option], tool: Tool) -> range:
 def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> None:
     """Model chunks of a stage, from their number or from the layers of one."""
     facts = read.facts
-    pp, layers = read.whole("layout.pp"), facts.get("model.layers", base and base.layers)
+    pp, layers = read.whole_number("layout.pp"), facts.get("model.layers", base and base.layers)
     found = dict[str, int]()
     if "run.chunks" in facts:
-        found["run.chunks"] = read.whole("run.chunks")
+        found["run.chunks"] = read.whole_number("run.chunks")
     if "run.layers_per_chunk" in facts and isinstance(layers, int) and pp > 1:
-        deal = pp * max(1, read.whole("run.layers_per_chunk"))
+        deal = pp * max(1, read.whole_number("run.layers_per_chunk"))
         units = next((layers + units for units in more if (layers + units) % deal == 0), None)
         if units is None:
             raise UserInputError(
@@ -206,7 +206,7 @@ def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: 
             )
         if option.value is not False and not any(_is(option.value, value) for value in allowed):
             raise UserInputError(
-                f"{_at(option, tool, where)}: {_shown(option.value)} is not one of {', '.join(_words(allowed))}"
+                f"{_at(option, tool, where)}: {_value_words(option.value)} is not one of {', '.join(_words(allowed))}"
             )
     values = {name: option.value for name, option in asked.items()}
     for case in choice.cases:
@@ -215,7 +215,7 @@ def _read_choice(choice: Choice, given: Mapping[str, Option], tool: Tool, read: 
         ):
             _take(case, of_choice, tool, read, where)
             return
-    names = ", ".join(f"{option.name} {_shown(option.value)}" for option in asked.values())
+    names = ", ".join(f"{option.name} {_value_words(option.value)}" for option in asked.values())
     raise UserInputError(f"{where}: these options do not go together here: {names}")
 
 
@@ -223,7 +223,7 @@ def _take(case: Case, of_choice: Mapping[str, Option], tool: Tool, read: Read, w
     used = [name for name in case.options if name in of_choice]
     if case.refuse:
         raise InfeasibleError(f"{where}: {case.refuse}")
-    origin = ", ".join(_said(of_choice[name], tool) for name in used)
+    origin = ", ".join(_option_words(of_choice[name], tool) for name in used)
     for key, value in case.sets.items():
         read.set(key, value, origin or f"default of {tool.title}")
     if case.remark:
@@ -245,9 +245,9 @@ def spelled(name: str, tool: Tool) -> str:
     return f"--{name}" if tool.style == "flags" and not name.startswith(("$", "(")) else name
 
 
-def _said(option: Option, tool: Tool) -> str:
+def _option_words(option: Option, tool: Tool) -> str:
     name = spelled(option.name, tool)
-    return name if option.value is True else f"{name} {_shown(option.value)}"
+    return name if option.value is True else f"{name} {_value_words(option.value)}"
 
 
 def _is(value: Value, expected: object) -> bool:
@@ -283,10 +283,10 @@ def _plain(value: object) -> str:
 
 def _words(allowed: Iterable[object]) -> list[str]:
     flat = [one for value in allowed for one in (value if isinstance(value, list) else [value])]
-    return list(dict.fromkeys(_shown(one) or "a flag without a value" for one in flat))
+    return list(dict.fromkeys(_value_words(one) or "a flag without a value" for one in flat))
 
 
-def _shown(value: object) -> str:
+def _value_words(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "?" if isinstance(value, Unread) else shortened(str(value), LONGEST_NAME)

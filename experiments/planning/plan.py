@@ -25,7 +25,7 @@ from hdpsim.experiments.planning.search.evaluation import (
     Objective,
     score_of,
 )
-from hdpsim.experiments.planning.search.search import Found
+from hdpsim.experiments.planning.search.search import SearchResult
 from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
@@ -99,7 +99,7 @@ def front(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
     return kept
 
 
-def nothing_runs(scenario: Scenario, found: Found) -> InfeasibleError:
+def nothing_runs(scenario: Scenario, found: SearchResult) -> InfeasibleError:
     """That no candidate can run: which limit refused how many, and what to change."""
     lines = [f"no layout of {scenario.name} that was tried can run ({found.searched:,} candidates):"]
     lines += [f"  {number:,} refused by {limit}" for limit, number in found.refused.most_common()]
@@ -162,7 +162,7 @@ def write_flags(exported: Exported, path: str) -> str:
     return f"wrote {path} ({exported.title}); it lists {listed} things that it cannot know or say"
 
 
-def plan_document(scenario: Scenario, found: Found, tokens: float | None = None) -> Document:
+def plan_document(scenario: Scenario, found: SearchResult, tokens: float | None = None) -> Document:
     """Everything about a search that found something; with the *tokens* of a target, what they take."""
     best = found.best[0]
     winner = planned(scenario, best)
@@ -221,7 +221,7 @@ def _figures(one: Evaluated) -> dict[str, Any]:
     }
 
 
-def _row(scenario: Scenario, one: Evaluated, found: Found) -> dict[str, Any]:
+def _row(scenario: Scenario, one: Evaluated, found: SearchResult) -> dict[str, Any]:
     band = band_of(scenario, one)
     return {
         **_figures(one),
@@ -232,7 +232,7 @@ def _row(scenario: Scenario, one: Evaluated, found: Found) -> dict[str, Any]:
     }
 
 
-def best_table(found: Found, rows: Sequence[dict[str, Any]], tokens: float | None) -> Table[Any]:
+def best_table(found: SearchResult, rows: Sequence[dict[str, Any]], tokens: float | None) -> Table[Any]:
     """The best candidates: how fast, in what memory, how sure."""
     pairs = list(zip(found.best, rows, strict=True))
 
@@ -290,7 +290,7 @@ def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
     )  # fmt: skip
 
 
-def all_table(found: Found) -> Table[Evaluated]:
+def all_table(found: SearchResult) -> Table[Evaluated]:
     """Every candidate that was replayed, the best first."""
     ordered = sorted(found.evaluated, key=lambda one: -score_of(one, found.objective))
     return Table(columns=_candidate_columns(gpus=False), rows=ordered)
@@ -307,7 +307,7 @@ def front_table(pareto: Sequence[Evaluated], *, gpus: bool, most: int = 8) -> Ta
     )
 
 
-def refused_table(found: Found) -> Table[tuple[str, int]]:
+def refused_table(found: SearchResult) -> Table[tuple[str, int]]:
     """Which limit refused how many."""
     rows = found.refused.most_common()
     if found.outrun:
@@ -319,14 +319,14 @@ def refused_table(found: Found) -> Table[tuple[str, int]]:
     return Table(title=_searched(found), columns=columns, rows=rows)
 
 
-def _searched(found: Found) -> str:
+def _searched(found: SearchResult) -> str:
     return (
         f"{found.searched:,} candidates of {found.layouts:,} layouts in {span(found.seconds)}: "
         f"{len(found.evaluated):,} replayed, {found.refused.total():,} refused, {found.outrun:,} outrun"
     )
 
 
-def why(found: Found) -> str:
+def why(found: SearchResult) -> str:
     """What the best gains over the scenario, and why each runner-up loses."""
     best = found.best[0]
     of_best = f" on {_gpus(best)}" if found.several_clusters else ""
@@ -358,7 +358,7 @@ def why(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _with_what(found: Found, best: Evaluated, asked: Evaluated) -> str:
+def _with_what(found: SearchResult, best: Evaluated, asked: Evaluated) -> str:
     """Why the best may be the slower one: by what was asked for, or since the scenario fills the memory."""
     known = asked.joule_per_token if found.objective == "energy" else asked.usd_per_token
     if found.objective in _DEAR and known is not None:
@@ -394,13 +394,13 @@ def _headroom(share: float) -> str:
     return f"Memory suffices for {share:.1%} more than is predicted{why} (--headroom)."
 
 
-def _aside(found: Found) -> str:
+def _aside(found: SearchResult) -> str:
     if not found.set_aside:
         return ""
     return f", and {found.set_aside:,} only at first sight, where most were slower"
 
 
-def remarks(scenario: Scenario, found: Found) -> tuple[str, ...]:
+def remarks(scenario: Scenario, found: SearchResult) -> tuple[str, ...]:
     """What a reader of the figures must know."""
     lines = []
     if not found.complete:

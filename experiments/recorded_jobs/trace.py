@@ -129,7 +129,7 @@ def _read_table(path: Path) -> pd.DataFrame:
         elif name.endswith((".csv", ".csv.gz")):
             packed = name.endswith(".gz")
             with open_trace(path, packed, "operations_bytes") as file:
-                wanted = _wanted(path, list(pd.read_csv(file, nrows=0).columns))
+                wanted = _columns_to_read(path, list(pd.read_csv(file, nrows=0).columns))
             with open_trace(path, packed, "operations_bytes") as file:
                 table = pd.read_csv(file, nrows=most + 1, usecols=wanted, low_memory=False)
         else:
@@ -153,11 +153,11 @@ def _parquet(path: Path, most: int) -> pd.DataFrame:
                 f"holds {file.metadata.num_rows:,} operations; at most {most:,}: {LIMITS['operations'][1]}",
                 str(path),
             )
-        table: pd.DataFrame = file.read(columns=_wanted(path, file.schema_arrow.names)).to_pandas()
+        table: pd.DataFrame = file.read(columns=_columns_to_read(path, file.schema_arrow.names)).to_pandas()
         return table
 
 
-def _wanted(path: Path, columns: list[str]) -> list[str]:
+def _columns_to_read(path: Path, columns: list[str]) -> list[str]:
     """The columns to read, which must all be there."""
     missing = [column for column in COLUMNS if column not in columns]
     if missing:

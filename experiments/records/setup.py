@@ -100,7 +100,7 @@ def prepare(
     run = Run(config, without)
     switches = switches_of(run)
     assumptions: list[str] = []
-    gpus, seq_len = _needed(config, "n_gpus"), _needed(config, "seq_len")
+    gpus, seq_len = _needed_number(config, "n_gpus"), _needed_number(config, "seq_len")
     cluster = _cluster(run, gpus, assumptions)
     model = _with_switches(model_of(config, seq_len, assumptions), switches)
     degrees = _degrees(config, gpus, assumptions)
@@ -159,7 +159,7 @@ def _round_tokens(seq_len: int, documents: int) -> tuple[int, ...]:
     return (shorter + 1,) * longer_ones + (shorter,) * (documents - longer_ones)
 
 
-def _needed(config: RunConfig, column: str, why: str = "") -> int:
+def _needed_number(config: RunConfig, column: str, why: str = "") -> int:
     value = getattr(config, column)
     if value is None:
         raise InfeasibleError(f"{column} is not stated{why}")
@@ -200,7 +200,7 @@ def _documents(run: Run, seq_len: int) -> tuple[int, str]:
 def _degrees(config: RunConfig, gpus: int, assumptions: list[str]) -> dict[str, int]:
     """tp, pp, cp, dp, checked against the number of GPUs."""
     why = f", and on {gpus} GPUs none was found with which a replica fits into memory"
-    tp, pp = _needed(config, "tp", why), _needed(config, "pp", why)
+    tp, pp = _needed_number(config, "tp", why), _needed_number(config, "pp", why)
     cp = config.cp or 1
     dp, rest = divmod(gpus, config.replica_gpus)
     if rest:
@@ -216,7 +216,7 @@ def _layout(run: Run, degrees: dict[str, int], switches: Switches, assumptions: 
     config = run.config
     tp, pp, cp = degrees["tp"], degrees["pp"], degrees["cp"]
     ranks = degrees["dp"] * cp
-    dealt = _needed(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
+    dealt = _needed_number(config, "layers") + (2 if switches.layout.get("embedding_layers") else 0)
     vpp, assumption = virtual_stages(run, dealt)
     assumptions += [assumption] if assumption else []
     sharding = config.zero_stage

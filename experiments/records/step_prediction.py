@@ -70,7 +70,7 @@ class StepPredictor:
         """
         benchmark = benchmark_of(step)
         if benchmark is None:
-            return self._own(step)
+            return self._step_of_own_run(step)
         document = benchmark.document(step)
         layers = step.whole_number("num_layers")
         found = StepPrediction(
@@ -89,7 +89,7 @@ class StepPredictor:
         except HdpSimError as error:
             return replace(found, reason=str(error))
 
-    def _own(self, step: MeasuredStep) -> StepPrediction:
+    def _step_of_own_run(self, step: MeasuredStep) -> StepPrediction:
         """A step of a run of one's own: a scenario, changes of it, documents or packs."""
         scenario, changes = self._scenario_of(step)
         strategy = step.columns.get("strategy") or (PACKS if step.packed else None)

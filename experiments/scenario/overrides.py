@@ -151,7 +151,7 @@ def apply_values(document: Mapping[str, object], values: Iterable[tuple[str, obj
             _leave_defaults_to_software(result)
         for rival in rivals(key, value):
             _remove(result, rival)
-        _put(result, key, value)
+        _set_key(result, key, value)
     return result
 
 
@@ -188,7 +188,7 @@ def _refuse_rivals(changes: Iterable[tuple[str, object]]) -> None:
         homes |= dict.fromkeys(rivals(key, value), key)
 
 
-def _put(document: dict[str, object], key: str, value: object) -> None:
+def _set_key(document: dict[str, object], key: str, value: object) -> None:
     *path, leaf = key.split(".")
     keys = document
     for depth, part in enumerate(path, start=1):

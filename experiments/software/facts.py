@@ -126,7 +126,7 @@ def _experts_fill_the_stage(run: Run) -> bool:
     return stage % ((config.ep or 1) * (config.tp or 1)) == 0
 
 
-def _known(fits: Callable[[Model], bool]) -> Callable[[Run], bool]:
+def _of_known_model(fits: Callable[[Model], bool]) -> Callable[[Run], bool]:
     """Whether the catalog has the run's model, by name and width, and it is such a one."""
 
     def test(run: Run) -> bool:
@@ -300,8 +300,8 @@ FACTS: dict[str, Callable[[Run], bool]] = {
     "hybrid": lambda run: _is_hybrid(run.config),
     "interleaves": interleaves,
     "hybrid_predicting_tokens": lambda run: _is_hybrid(run.config, mtp_layers=1),
-    "known_without_biases": _known(lambda model: not model.biases),
-    "latent_attention": _known(lambda model: model.latent_attention is not None),
+    "known_without_biases": _of_known_model(lambda model: not model.biases),
+    "latent_attention": _of_known_model(lambda model: model.latent_attention is not None),
     "one_expert_per_gpu": lambda run: run.config.n_experts == (run.config.ep or 1),
     "short_pipeline": _short_pipeline,
 }

@@ -229,13 +229,13 @@ def setting_of(run: Run, switch: str) -> Setting | None:
     """What the rules make of a switch for a run; None leaves it at its default."""
     if switch not in run.settings:
         run.settings[switch] = None  # a switch that depends on itself is not set
-        run.settings[switch] = _first(run, switch)
+        run.settings[switch] = _first_setting(run, switch)
     found = run.settings[switch]
     assert found is None or isinstance(found, Setting)
     return found
 
 
-def _first(run: Run, switch: str) -> Setting | None:
+def _first_setting(run: Run, switch: str) -> Setting | None:
     stated = dict(run.config.switches)
     if switch in stated:
         return Setting(switch=switch, value=stated[switch])

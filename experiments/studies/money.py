@@ -246,7 +246,7 @@ class Target:
     between_s: tuple[float, float] | None = None
 
     @property
-    def between(self) -> str | None:
+    def range_words(self) -> str | None:
         """The time from P10 to P90 in words."""
         return None if self.between_s is None else " to ".join(map(duration, self.between_s))
 
@@ -277,8 +277,8 @@ class Target:
         co2 = self.costs.co2_kg(self.tokens)
         emitted = "" if co2 is None else f", {large_amount(co2 / 1e3)} t CO2"
         time, hours = with_duration(self.seconds), large_amount(self.gpu_hours)
-        if self.between is not None:
-            time += f" (P10 to P90: {self.between})"
+        if self.range_words is not None:
+            time += f" (P10 to P90: {self.range_words})"
         return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}{energy}{emitted}"
 
     def document(self) -> dict[str, Any]:

@@ -280,11 +280,11 @@ def _dimension(keys: tuple[str, ...], rows: Sequence[Row], plot: Mapping[str, st
 
 def _label(key: str, keys: tuple[str, ...], row: Row) -> str:
     if key in keys:
-        return _shown(row[key])
-    return ", ".join(f"{k.rpartition('.')[2]} {_shown(row[k])}" for k in keys if row[k] is not None)
+        return _value_words(row[key])
+    return ", ".join(f"{k.rpartition('.')[2]} {_value_words(row[k])}" for k in keys if row[k] is not None)
 
 
-def _shown(value: object) -> str:
+def _value_words(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -130,7 +130,7 @@ def run_sweep(
         interrupted = True
     except HdpSimError as error:
         raise UserInputError(
-            f"{error}\n{_kept(by_key)} of {total} simulations are finished and kept in {store.folder}; the same "
+            f"{error}\n{_count_kept(by_key)} of {total} simulations are finished and kept in {store.folder}; the same "
             "command goes on from there"
         ) from error
     nothing = {"status": "not run", "reason": "interrupted", "result": None}
@@ -149,7 +149,7 @@ def run_sweep(
     )
 
 
-def _kept(by_key: dict[str, dict[str, Any]]) -> int:
+def _count_kept(by_key: dict[str, dict[str, Any]]) -> int:
     return sum(entry["status"] in _KEPT for entry in by_key.values())
 
 

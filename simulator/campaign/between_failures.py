@@ -114,7 +114,7 @@ class Stretch:
 
     def fail(self, tick: int) -> Closing:
         """Close at *tick*: what is not yet in remote storage is lost."""
-        done = self._done(tick)
+        done = self._completed_cycles(tick)
         safe = done
         if tick < self._end_of(done) + self._pace.upload_ticks:
             safe -= 1  # the last checkpoint has not arrived; -1 when that is the one of the stretch before
@@ -130,7 +130,7 @@ class Stretch:
 
     def at_checkpoint(self, tick: int) -> Closing:
         """Close at the end of a blocking stage (a value of `checkpoint_after`)."""
-        done = self._done(tick)
+        done = self._completed_cycles(tick)
         uploading = None
         if self._pace.upload_ticks:
             parts = self._parts[done - self._folded_cycles - 1]
@@ -146,7 +146,7 @@ class Stretch:
 
     def end(self, tick: int) -> Closing:
         """Close because the campaign is over: nothing is lost."""
-        done = self._done(tick)
+        done = self._completed_cycles(tick)
         kept, kept_steps = self._sum(done)
         parts, steps = self._partial(tick, done)
         steps += kept_steps
@@ -163,7 +163,7 @@ class Stretch:
             return kept, 0.0
         return kept + (self._before.parts if self._before else 0), float(self._steps_after(safe))
 
-    def _done(self, tick: int) -> int:
+    def _completed_cycles(self, tick: int) -> int:
         """Cycles completed at *tick*."""
         self._reach(tick)
         return self._folded_cycles + int(np.searchsorted(self._ends, tick, side="right"))

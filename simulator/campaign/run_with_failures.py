@@ -124,7 +124,7 @@ class _Run:
         )
 
     @property
-    def _now(self) -> int:
+    def _tick_now(self) -> int:
         return int(self._env.now)
 
     def _train(self) -> _Process:
@@ -142,10 +142,10 @@ class _Run:
                 if not self._requests:
                     self._wake = self._env.event()
                     yield self._wake
-                yield self._env.timeout(stretch.checkpoint_after(self._now) - self._now)
+                yield self._env.timeout(stretch.checkpoint_after(self._tick_now) - self._tick_now)
             except simpy.Interrupt as interrupt:
                 return self._lose(stretch, cast(_Blow, interrupt.cause))
-            self._settle(stretch.at_checkpoint(self._now))
+            self._settle(stretch.at_checkpoint(self._tick_now))
             stops = [cause for cause in self._requests if cause is not _OTHER_PACE]
             self._requests.clear()
             if not stops:
@@ -160,7 +160,7 @@ class _Run:
     def _begin_stretch(self) -> Stretch:
         self._stretch = Stretch(
             self._pace,
-            self._now,
+            self._tick_now,
             self._steps_random,
             slowness=self._setup.slowness(self._slow),
             cycles_since_restart=self._cycles_since_restart,
@@ -171,7 +171,7 @@ class _Run:
 
     def _stop(self, stops: list[FailureCause]) -> _Process:
         """A planned stop after a checkpoint, one restart for all its reasons: wait until the checkpoint has arrived."""
-        self._open.append((stops[0].name, self._now, 0))
+        self._open.append((stops[0].name, self._tick_now, 0))
         for cause in stops:
             self._evict(cause)
         yield from self._pause("checkpoint_wait", self._pace.upload_ticks)
@@ -208,8 +208,8 @@ class _Run:
         self._restarts += 1
         for fault in self._faults:
             self._env.process(self._fault_recurs(fault, self._restarts))
-        self._close_incidents(self._now)
-        self._curve.append((self._now, self._steps))
+        self._close_incidents(self._tick_now)
+        self._curve.append((self._tick_now, self._steps))
 
     def _replace(self) -> _Process:
         """Take a spare for every node that is missing; wait for repairs while there is none.
@@ -231,12 +231,12 @@ class _Run:
 
     def _spend(self, account: str, until: simpy.Event) -> _Process:
         """Let time pass in an account until an event; an interrupt cuts it short."""
-        since = self._now
+        since = self._tick_now
         self._phase = (account, since)
         try:
             yield until
         finally:
-            self._ticks[account] += self._now - since
+            self._ticks[account] += self._tick_now - since
             self._phase = None
 
     def _diagnose(self) -> _Process:
@@ -274,8 +274,8 @@ class _Run:
 
     def _lose(self, stretch: Stretch, cause: _Blow) -> FailureCause:
         """A failure in the middle of training."""
-        closing = stretch.fail(self._now)
-        self._curve.append((self._now, self._steps + closing.reached_steps))
+        closing = stretch.fail(self._tick_now)
+        self._curve.append((self._tick_now, self._steps + closing.reached_steps))
         self._settle(closing)
         self._ticks["lost_work"] += closing.lost_ticks
         return self._strike(cause, closing.lost_ticks)
@@ -284,7 +284,7 @@ class _Run:
         """Note an unplanned failure; the node at fault is yet to be found."""
         cause = blow.cause if isinstance(blow, Fault) else blow
         self._unplanned += 1
-        self._open.append((cause.name, self._now, lost))
+        self._open.append((cause.name, self._tick_now, lost))
         if cause is blow and cause.evict:
             self._faults.append(Fault(cause))
         return cause

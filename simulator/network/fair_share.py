@@ -230,7 +230,7 @@ class FairSharing:
             wrong = self._wrong(solved, chosen)
             if not wrong:
                 break
-            chosen.update(dict.fromkeys(wrong if attempt < TRIES else self._around(solved)))
+            chosen.update(dict.fromkeys(wrong if attempt < TRIES else self._on_links_of(solved)))
         return list(zip(chosen, solved.rate, solved.stopped_by, strict=True))
 
     def stop(self, one: Running, link: int) -> None:
@@ -276,6 +276,6 @@ class FairSharing:
                 wrong += [one for one in others if has_room or one.rate < least]
         return wrong
 
-    def _around(self, solved: Solved) -> list[Running]:
+    def _on_links_of(self, solved: Solved) -> list[Running]:
         """All activities on the links of what was solved."""
         return [one for link in solved.carried for one in self._use.users(link)]

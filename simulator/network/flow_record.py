@@ -159,9 +159,9 @@ class FlowRecord:
         Args:
             single: tell activities of a kind apart by who they are.
         """
-        if single not in self._found:
-            self._found[single] = self._find_collisions(single)
-        return self._found[single]
+        if single not in self._collisions_found:
+            self._collisions_found[single] = self._find_collisions(single)
+        return self._collisions_found[single]
 
     def _find_collisions(self, single: bool) -> tuple[Collision, ...]:
         limit = np.array([one.volume_bytes / one.alone_s if one.alone_s else 0.0 for one in self.activities])
@@ -212,7 +212,7 @@ class FlowRecord:
         return total
 
     @cached_property
-    def _found(self) -> dict[bool, tuple[Collision, ...]]:
+    def _collisions_found(self) -> dict[bool, tuple[Collision, ...]]:
         return {}
 
     @cached_property

@@ -62,7 +62,7 @@ def _by_speed(
     """The best of some plans with a part of the batch for every kind, and of the one that ignores speed."""
     best, best_s = ignoring, np.inf
     if ignoring is not None:
-        best_s = _played(problem, mixed, ignoring)[0]
+        best_s = _quiet_step(problem, mixed, ignoring)[0]
     slowness = np.ones(len(mixed.kinds))
     for _ in range(ROUNDS):
         parts = _parts(problem, mixed, slowness)
@@ -77,7 +77,7 @@ def _by_speed(
         except InfeasibleError:
             break
         plan = _merged(problem, mixed, parts, plans)
-        step_s, ends_s = _played(problem, mixed, plan)
+        step_s, ends_s = _quiet_step(problem, mixed, plan)
         if step_s < best_s:
             best, best_s = plan, step_s
         if ends_s.max() <= TOGETHER * ends_s.min():
@@ -86,7 +86,7 @@ def _by_speed(
     return best
 
 
-def _played(problem: PlanningProblem, mixed: MixedCost, plan: Plan) -> tuple[float, Floats]:
+def _quiet_step(problem: PlanningProblem, mixed: MixedCost, plan: Plan) -> tuple[float, Floats]:
     """The step of a plan without noise and loading; [kinds]: when the busiest rank of each is done."""
     costs = plan_costs(problem.cost, mixed, plan, data_s=0.0)
     costs = estimated_costs(problem.error, plan, problem.true_piece_s(plan.segment_tokens), costs)

@@ -16,7 +16,7 @@ from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.errors import CatalogError, InfeasibleError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.other_tools.exporter import TARGETS, flags
-from hdpsim.experiments.other_tools.importer import Asked, import_file
+from hdpsim.experiments.other_tools.importer import UserAnswers, import_file
 from hdpsim.experiments.records.columns import Record, read_records, shipped_records
 from hdpsim.experiments.records.completion import completed
 from hdpsim.experiments.records.prediction import predict
@@ -188,7 +188,7 @@ def test_options_of_hybrids_are_refused(tmp_path: Path, option: str) -> None:
         f"torchrun pretrain_mamba.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --bf16 {option}\n"
     )
     with pytest.raises(InfeasibleError, match="layers of a hybrid"):
-        import_file(str(path), asked=Asked(cluster="hgx-h100-80gb", gpus=8))
+        import_file(str(path), asked=UserAnswers(cluster="hgx-h100-80gb", gpus=8))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -107,7 +107,7 @@ def _dealt(lengths: bytes, ranks: int, widths: Widths, tolerance: float) -> Deal
     documents = np.frombuffer(lengths, dtype=np.int64)
     if not len(documents):
         return Dealt(np.zeros(ranks), np.zeros(ranks), np.zeros(ranks), 0.0, 0.0, 0.0)
-    pieces = _Pieces(documents, ranks)
+    pieces = _DocumentPieces(documents, ranks)
     room = pieces.room
     pieces.balance(widths, tolerance)
     pairs, keys_before = (
@@ -145,7 +145,7 @@ class _Moved(NamedTuple):
     keys_copied: Floats
 
 
-class _Pieces:
+class _DocumentPieces:
     """Pieces of documents: rows from either end of a document, or all of it, on the rank that attends with them.
 
     A piece of q rows from the head and as many from the tail has q (s + 1) pairs, whichever rows they are.

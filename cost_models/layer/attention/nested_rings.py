@@ -41,7 +41,7 @@ class Nest(NamedTuple):
         return cls(inner, group_size / inner)
 
 
-class Beside(NamedTuple):
+class RingStepWork(NamedTuple):
     """What a rank does in one step of a ring: it attends, adds up a partial output; launches take so long at least."""
 
     step_s: Floats
@@ -83,14 +83,14 @@ class NestedRings:
         self._fabric, self._cal, self._heads, self._exchange = fabric, cal, heads, exchange
         self._per_node = max(1, fabric.cluster.node.gpus // layout.parallel.rank_stride)
 
-    def times(self, beside: Beside, groups: Groups, *, passes: float) -> NestedTimes:
+    def times(self, beside: RingStepWork, groups: Groups, *, passes: float) -> NestedTimes:
         """Of groups that do so much *beside*; *passes*: how often keys and values go round (gradients with them)."""
         volume = passes * BF16_BYTES * self._heads.kv_width * np.asarray(groups.tokens)
         sizes, tiers = np.broadcast_arrays(groups.size, groups.tier)
         of = self._double_ring if self._exchange is None else self._heads_in_rings
         return of(beside, groups._replace(size=sizes, tier=tiers), volume)
 
-    def _double_ring(self, beside: Beside, groups: Groups, volume: Floats) -> NestedTimes:
+    def _double_ring(self, beside: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
         """A ring of rings: keys and values of the ranks of a node go round in it, meanwhile to the next node.
 
             outer x (inner - 1) hops within a node      each beside one step
@@ -109,7 +109,7 @@ class NestedRings:
         sent = self._sent(hops, outer_s, round_s, volume, groups.tier)
         return NestedTimes(wait_s, groups.size - 1.0, sent)
 
-    def _heads_in_rings(self, beside: Beside, groups: Groups, volume: Floats) -> NestedTimes:
+    def _heads_in_rings(self, beside: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
         """All-to-alls give every rank of a set all its tokens of some heads; keys and values go round between sets.
 
             wait = all-to-alls of the set + (outer - 1) x what a step of the ring does not hide

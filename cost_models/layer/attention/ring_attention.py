@@ -16,9 +16,9 @@ from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.attention.disaggregation import Disaggregated, Widths, disaggregated
 from hdpsim.cost_models.layer.attention.nested_rings import (
     EULER_GAMMA,
-    Beside,
     NestedRings,
     NestedTimes,
+    RingStepWork,
     exposed_s,
 )
 from hdpsim.cost_models.layer.attention.pack_sharding import Cut, PackPieces
@@ -172,7 +172,7 @@ class AttentionCost:
         return RingTimes(attention, hops * merge, wait)
 
     def _nested(self, rings: NestedRings, step_s: Floats, groups: Groups, *, backward: bool) -> NestedTimes:
-        beside = Beside(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
+        beside = RingStepWork(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
         return rings.times(beside, groups, passes=RING_BACKWARD_VOLUME if backward else 1.0)
 
     def times(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> RingTimes:

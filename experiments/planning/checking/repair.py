@@ -135,7 +135,7 @@ def _levels(neutral: Scenario, written: Mapping[str, Any]) -> Iterator[Iterable[
     single = [
         change
         for change in _singles(neutral, written)
-        if any(_own(written, key, None) != value for key, value in change.items())
+        if any(_written_value(written, key, None) != value for key, value in change.items())
     ]
     sizes = [{"gpus": gpus} for gpus in _sizes(neutral, written)]
     yield single
@@ -179,7 +179,7 @@ def _smaller_capacities(setup: Setup, written: Mapping[str, Any]) -> Iterator[Ch
     yield {"layout.rank_capacity": "auto"}
     capacity, step = (
         setup.layout.context.rank_capacity_tokens,
-        CAPACITY_STEP_TOKENS * int(_own(written, "layout.tp", 1)),
+        CAPACITY_STEP_TOKENS * int(_written_value(written, "layout.tp", 1)),
     )
     while capacity is not None and capacity // 2 >= step:
         capacity = capacity // 2 // step * step
@@ -188,7 +188,7 @@ def _smaller_capacities(setup: Setup, written: Mapping[str, Any]) -> Iterator[Ch
 
 def _sizes(neutral: Scenario, written: Mapping[str, Any]) -> list[int]:
     """Numbers of GPUs that the degrees divide: the next ones, then twice as many and so on."""
-    block = int(_own(written, "layout.tp", 1)) * int(_own(written, "layout.pp", 1))
+    block = int(_written_value(written, "layout.tp", 1)) * int(_written_value(written, "layout.pp", 1))
     node, gpus = neutral.cluster.node.gpus, neutral.cluster.gpus
     if block % node and node % block:
         return []
@@ -197,7 +197,7 @@ def _sizes(neutral: Scenario, written: Mapping[str, Any]) -> list[int]:
     return [size for size in (below, below + step, 2 * gpus, 4 * gpus, 8 * gpus) if size and size % step == 0]
 
 
-def _own(written: Mapping[str, Any], key: str, default: object) -> Any:
+def _written_value(written: Mapping[str, Any], key: str, default: object) -> Any:
     """The value of a key in a document; the *default* where it is not written."""
     section, _, leaf = key.partition(".")
     inner = written.get(section)

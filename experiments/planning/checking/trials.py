@@ -63,7 +63,9 @@ class Trials:
         """The changes but for keys that have that value already; other stages are not cut as those were by hand."""
         assert self.base.setup is not None
         known = settings(self.base.setup)
-        same = {key for key, value in changes.items() if key in known and _same(known[key][0], value)}
+        same = {
+            key for key, value in changes.items() if key in known and _is_written_so(known[key][0], value)
+        }
         found = {key: value for key, value in changes.items() if key not in same}
         cut = self.base.setup.layout.pipeline.cut
         if cut is not None and found.keys() & {"layout.pp", "layout.vpp"}:
@@ -134,7 +136,7 @@ def _is_tight(outcome: Outcome) -> bool:
     return any(result.memory.is_tight(headroom) for result in outcome.results)
 
 
-def _same(value: Any, written: object) -> bool:
+def _is_written_so(value: Any, written: object) -> bool:
     """Whether a value of a setup is what a scenario file would write so."""
     if value is None:
         return written in ("auto", "all", "none")

@@ -25,7 +25,7 @@ from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
     from hdpsim.experiments.planning.search.evaluation import Evaluated
-    from hdpsim.experiments.planning.search.search import Found, Progress
+    from hdpsim.experiments.planning.search.search import Progress, SearchResult
     from hdpsim.experiments.scenario.scenario import Scenario
 
     from .goal import Goal
@@ -213,9 +213,9 @@ class _OneType:
         found_here = self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
         if complete:
             return found_here
-        return min(found_here, self._own(chosen), key=lambda result: _rank(result, self.aim))
+        return min(found_here, self._with_own_layout(chosen), key=lambda result: _rank(result, self.aim))
 
-    def _own(self, chosen: _Tried) -> TypeResult:
+    def _with_own_layout(self, chosen: _Tried) -> TypeResult:
         """With the scenario's own layout, which a search that its budget ends may miss.
 
         Without an offer where the layout that was found takes no longer on as many GPUs.
@@ -326,7 +326,7 @@ class _OneType:
             servers *= 2
         return servers * node.gpus
 
-    def _first_layouts(self) -> tuple[int, Found]:
+    def _first_layouts(self) -> tuple[int, SearchResult]:
         """Layouts for the first number of GPUs, or for more where none fits."""
         gpus = self._guess()
         found = self._layouts(gpus)
@@ -337,7 +337,7 @@ class _OneType:
             found = self._layouts(gpus)
         return gpus, found
 
-    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> Found:
+    def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> SearchResult:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
         sized = self._sized(gpus)
         space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])

@@ -63,7 +63,7 @@ class Estimates:
         self._kinds, self._families, self._layouts = Means(), Means(), Means()
 
     @property
-    def known(self) -> bool:
+    def has_replays(self) -> bool:
         """Whether any candidate was replayed."""
         return bool(self._seen)
 

@@ -105,7 +105,7 @@ class Contender:
 
 @dataclass(slots=True, kw_only=True)
 class LayoutResults:
-    """What became of the candidates of some layouts; see Found.
+    """What became of the candidates of some layouts; see SearchResult.
 
     Attributes:
         contenders: layouts and their candidates that have to be replayed.
@@ -239,7 +239,7 @@ class Question:
     headroom: float = 0.0
 
     @property
-    def late(self) -> bool:
+    def time_is_up(self) -> bool:
         """Whether time is up, where it is limited."""
         return self.budget.seconds is not None and self.used(0.0) >= 1.0
 

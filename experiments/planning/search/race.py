@@ -119,7 +119,7 @@ class Waiting:
         """
         if not self._heaps:
             return None
-        unknown = not self._estimates.known and any(kind is not None for _, kind, _ in self._heaps)
+        unknown = not self._estimates.has_replays and any(kind is not None for _, kind, _ in self._heaps)
         best = min(
             (key for key in self._heaps if not (layouts or unknown) or (key[1] is None) == layouts),
             key=lambda key: self._expected(key, CURIOSITY if curious else -CURIOSITY),
@@ -219,7 +219,7 @@ class Race:
     @property
     def _waits(self) -> bool:
         """Whether the first candidate of all is being replayed: until that is known, others would be blind guesses."""
-        return not self._estimates.known and any(entry.contender for entry in self._known.values())
+        return not self._estimates.has_replays and any(entry.contender for entry in self._known.values())
 
     @property
     def _work(self) -> float:
@@ -276,7 +276,7 @@ class Race:
                     if one == layout and contender.candidate.changes not in self._seeded
                 ]
                 for entry in rivals:
-                    entry.twin = self._seen(entry)
+                    entry.twin = self._looks_like_another(entry)
                 self._learn(parent, rivals)
                 for entry in rivals:
                     self.open.add(entry)
@@ -305,7 +305,7 @@ class Race:
             best_s = min(candidate.guess_s for candidate in candidates)
             self._estimates.opened(layout.family, layout.rough_s, best_s)
 
-    def _seen(self, entry: Entry) -> bool:
+    def _looks_like_another(self, entry: Entry) -> bool:
         """Whether another layout of the same degrees had a candidate that looked the same to the last digit."""
         contender = entry.contender
         assert contender is not None

@@ -47,7 +47,7 @@ PACK_TOKENS = 8192.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -121,7 +121,7 @@ def search(
     engine: Engine | None = None,
     own_reason: str = "",
     seeds: Sequence[Candidate] = (),
-) -> Found:
+) -> SearchResult:
     """Look for the best candidates of a space.
 
     Candidates are taken in the order of a Race; whatever the order, a candidate is left out for good only if it cannot
@@ -153,10 +153,10 @@ def search(
         began_s=began,
         headroom=headroom,
     )
-    found = Found(objective=objective, headroom=headroom, budget=budget, own_reason=own_reason)
+    found = SearchResult(objective=objective, headroom=headroom, budget=budget, own_reason=own_reason)
     try:
         if not own_reason:
-            _own(question, found)
+            _replay_own_layout(question, found)
         race = Race(question=question, entries=entries_of(question), least=lambda: _least(question, found))
         found.layouts = len(race.entries)
         race.seed(seeds)
@@ -175,7 +175,7 @@ def search(
     return found
 
 
-def _own(question: Question, found: Found) -> None:
+def _replay_own_layout(question: Question, found: SearchResult) -> None:
     """Replay the scenario as it is: what every candidate is held against, whether or not it has to fit."""
     try:
         found.own = replayed(question, Candidate(changes=()), question.scenario.setup(), (), None)
@@ -275,7 +275,7 @@ def _bubbles(pp: int, vpp: int, schedule: str) -> float:
 def _run(
     question: Question,
     race: Race,
-    found: Found,
+    found: SearchResult,
     workers: int | None,
     engine: Engine | None,
     progress: Progress,
@@ -313,6 +313,6 @@ def _results(race: Race, workers: int | None, engine: Engine | None) -> Iterator
             yield from ((one.arguments, one.value or LayoutResults(cut=True)) for one in finished)
 
 
-def _least(question: Question, found: Found) -> float | None:
+def _least(question: Question, found: SearchResult) -> float | None:
     enough = len(found.best) == question.count
     return score_of(found.best[-1], question.objective) if enough else None

@@ -52,7 +52,7 @@ def try_layouts(task: Task) -> LayoutResults:
     """Try every strategy on some layouts."""
     results = LayoutResults()
     for layout in task.layouts:
-        if task.question.late:
+        if task.question.time_is_up:
             results.cut = True
             break
         _try_layout(task, layout, results)
@@ -81,7 +81,7 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
     hopeless = question.hopeless(setup, bounds_s, task.least)
     of_name: Counter[object] = Counter()
     for variant in variants:
-        if question.late:
+        if question.time_is_up:
             results.cut = True
             return
         if hopeless:
@@ -135,7 +135,7 @@ def replay(task: Task) -> LayoutResults:
     """
     question, known, results = task.question, ready(task.question), LayoutResults()
     for contender in task.contenders:
-        if question.late:
+        if question.time_is_up:
             results.cut = True
             break
         candidate = contender.candidate
@@ -147,7 +147,12 @@ def replay(task: Task) -> LayoutResults:
                 continue
             least = results.least(question, task.least)
             one = replayed(
-                question, candidate, setup, contender.bounds_s, least, lambda: task.may_stop and question.late
+                question,
+                candidate,
+                setup,
+                contender.bounds_s,
+                least,
+                lambda: task.may_stop and question.time_is_up,
             )
         except (InfeasibleError, ScenarioError) as error:
             results.refuse(candidate, error)

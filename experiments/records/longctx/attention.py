@@ -40,7 +40,7 @@ def predicted_attention(
     if direction not in DIRECTIONS or unit not in ("tflops_per_gpu", "iter_per_s"):
         raise InfeasibleError(f"{row.text('metric')} is not predicted")
     shape = source.shape(row)
-    total, gpus = row.needed("context_tokens"), row.needed("gpus")
+    total, gpus = row.needed_number("context_tokens"), row.needed_number("gpus")
     node = catalog.node(str(source.node(row)))
     cost = _cost(node, gpus, shape, layout, own)
     sides, tier = DIRECTIONS[direction], int(gpus > node.gpus)

@@ -161,7 +161,7 @@ class LongPredictor:
             except InfeasibleError as error:
                 reasons.append(str(error))
                 continue
-            several = len(system.choices) > 1 and not row.whole("cp")
+            several = len(system.choices) > 1 and not row.whole_number("cp")
             steps.append(replace(step, settings=_words(choice) if several else ""))
         if not steps:
             raise InfeasibleError(reasons[0])
@@ -170,18 +170,18 @@ class LongPredictor:
     def _document(self, source: Source, row: LongRow, own: Mapping[str, Any]) -> Document:
         """The scenario of a row."""
         document = merged(source.scenario, {"model": source.shape(row)}, own)
-        gpus = row.whole("gpus") or source.gpus or row.needed("gpus")
+        gpus = row.whole_number("gpus") or source.gpus or row.needed_number("gpus")
         layout, model = document.setdefault("layout", {}), document["model"]
         if "ffn_of_hidden" in model:
             model["ffn_hidden"] = model.pop("ffn_of_hidden") * model["hidden"]
         if model.get("learned_positions") == "context":
-            model["learned_positions"] = row.needed("context_tokens")
-        degrees = {name: row.whole(name) or layout.get(name) or 1 for name in ("tp", "pp")}
+            model["learned_positions"] = row.needed_number("context_tokens")
+        degrees = {name: row.whole_number(name) or layout.get(name) or 1 for name in ("tp", "pp")}
         ranks = gpus // (degrees["tp"] * degrees["pp"])
         layout.update(degrees)
-        if row.whole("cp"):
-            layout["cp"] = row.whole("cp")
-        layout.setdefault("cp", max(1, ranks // (row.whole("dp") or 1)))
+        if row.whole_number("cp"):
+            layout["cp"] = row.whole_number("cp")
+        layout.setdefault("cp", max(1, ranks // (row.whole_number("dp") or 1)))
         document["cluster"] = {"node": source.node(row), "gpus": gpus}
         document["data"] = self._data(row, document.get("data", {}), ranks, layout)
         document["memory"] = {**document.get("memory", {}), "must_fit": False}
@@ -189,7 +189,7 @@ class LongPredictor:
 
     def _data(self, row: LongRow, data: Mapping[str, Any], ranks: int, layout: Document) -> Document:
         """Lengths and batch: what the source says, else sequences of the context's length, one for every group."""
-        context, dataset = row.needed("context_tokens"), row.text("dataset")
+        context, dataset = row.needed_number("context_tokens"), row.text("dataset")
         known = {"context": context, **data}
         given = data.get("datasets", {}).get(dataset)
         known.pop("datasets", None)
@@ -199,13 +199,13 @@ class LongPredictor:
         if dataset in self._lengths:
             trace = str(self._lengths[dataset])
             return known | (
-                {"lengths": _first(trace, first, multiple, context)} if first else {"trace": trace}
+                {"lengths": _first_lengths(trace, first, multiple, context)} if first else {"trace": trace}
             )
         if given is not None:
             return {**known, **_drawn(given, ranks * layout["tp"] * layout["pp"])}
         if "batch" in data:
             raise InfeasibleError(f"its lengths are not shipped: give them, --lengths {dataset}=TRACE")
-        total = row.whole("global_batch_tokens")
+        total = row.whole_number("global_batch_tokens")
         sequences = max(1, total // context if total else ranks // layout["cp"])
         layout.setdefault("rank_capacity", -(-context // layout["cp"]))
         return {**known, "lengths": context, "batch": f"{sequences} sequences"}
@@ -238,7 +238,7 @@ class LongPredictor:
         )
 
 
-def _first(trace: str, count: int, multiple: int, context: int) -> list[int]:
+def _first_lengths(trace: str, count: int, multiple: int, context: int) -> list[int]:
     """The first lengths of a trace that the context holds, each filled up to a multiple."""
     padded = -(-load_trace(trace).lengths // multiple) * multiple
     kept: list[int] = padded[padded <= context][:count].tolist()

@@ -45,7 +45,7 @@ class LongRow:
         """The text of a cell, empty where the table has none."""
         return self.columns.get(column, "")
 
-    def whole(self, column: str) -> int | None:
+    def whole_number(self, column: str) -> int | None:
         """A cell as a whole number of at least 1; None where it is empty.
 
         Raises:
@@ -60,13 +60,13 @@ class LongRow:
             )
         return int(value)
 
-    def needed(self, column: str) -> int:
+    def needed_number(self, column: str) -> int:
         """The number of a column that the row cannot do without.
 
         Raises:
             InfeasibleError: the cell is empty, or no whole number.
         """
-        value = self.whole(column)
+        value = self.whole_number(column)
         if value is None:
             raise InfeasibleError(f"{column} is not stated")
         return value

@@ -103,7 +103,7 @@ class Source:
             raise InfeasibleError(f"gpu: nodes of {quoted(gpu)} are not known")
         node = self.nodes[gpu]
         if isinstance(node, Mapping) and node.get("gpus") == ALL:
-            count = row.whole("gpus") or self.gpus
+            count = row.whole_number("gpus") or self.gpus
             return {**node, "gpus": count, "nics": count}
         return node
 

@@ -211,7 +211,7 @@ def target_table(comparison: Comparison, tokens: float) -> Table[tuple[str, Targ
     columns: tuple[Column[tuple[str, Target]], ...] = (
         Column("strategy", lambda row: row[0]),
         Column("seconds", lambda row: row[1].seconds, heading="time", format=with_duration),
-        Column("", lambda row: row[1].between, heading="P10 to P90"),
+        Column("", lambda row: row[1].range_words, heading="P10 to P90"),
         Column("gpu_hours", lambda row: row[1].gpu_hours, heading="GPU-hours", format=large_amount),
         Column("usd", lambda row: row[1].usd, heading="cost", format=usd_words, missing="unknown"),
         Column("", lambda row: _span_words(row[1]), heading="low to high"),

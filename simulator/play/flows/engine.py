@@ -80,7 +80,7 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
     env = simpy.Environment()
     network = FlowNetwork(env, flows.routes.links, record=wired.record)
     step = FlowStep(flows, network)
-    timeline = _played(step, env, flows.played)
+    timeline = _play_on_links(step, env, flows.played)
     execution, contention_s = step.account(timeline)
     record = ring = None
     if network.recorder is not None and costs.traffic is not None:
@@ -100,7 +100,7 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
     return replace(execution, spans=shown, events=step.events, network=shared)
 
 
-def _played(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
+def _play_on_links(step: FlowStep, env: simpy.Environment, alone: Timeline) -> Timeline:
     with without_collector():
         finished = step.start(env, [env.timeout(seconds) for seconds in alone.step_end.begin_s.tolist()])
         try:
@@ -172,7 +172,7 @@ class FlowStep(StepPlay):
         streams = self._activity(number, self._stream_kinds, self._streaming_s[number])
         duration_s = self._duration_s[number]
         if streams is not None:
-            self._env.process(self._beside(operation, sends, streams))
+            self._env.process(self._with_streams(operation, sends, streams))
         elif sends is None:
             self._end(operation, duration_s)
         else:
@@ -189,7 +189,7 @@ class FlowStep(StepPlay):
         label = max(sent, key=lambda part: part.sent)[0]
         return self._combined.activity(sent, alone_s, label, self._flows.routes.who(label, row))
 
-    def _beside(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
+    def _with_streams(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
         """An operation ends when its work and its streams have; what follows them takes as long as ever."""
         duration_s, begin_s = self._duration_s[operation.number], self._env.now
         streamed = self._network.start(streams)

@@ -78,7 +78,7 @@ def _require(holds: bool | np.bool_, message: str) -> None:
         raise PlanError(message)
 
 
-def _first(bad: Bools) -> int | None:
+def _first_true(bad: Bools) -> int | None:
     """Return the place of the first True, if any."""
     places = np.flatnonzero(bad)
     return int(places[0]) if len(places) else None
@@ -102,23 +102,23 @@ def _check_arrays(plan: Plan) -> None:
     for name, column in (("segment_sequence", plan.segment_sequence), ("segment_start", plan.segment_start)):
         _require(len(column) == segments, f"{name} has {len(column)} entries for {segments} segments")
     ratio = plan.offload_ratio
-    bad = _first(~((ratio >= 0) & (ratio <= 1)))
+    bad = _first_true(~((ratio >= 0) & (ratio <= 1)))
     if bad is not None:
         raise PlanError(f"offload_ratio of micro-batch {bad} is {ratio[bad]}; it must lie in 0 .. 1")
 
 
 @promise("members")
 def _check_members(plan: Plan) -> None:
-    empty = _first(plan.group_size == 0)
+    empty = _first_true(plan.group_size == 0)
     if empty is not None:
         raise PlanError(f"micro-batch {empty} has no rank")
     ranks = plan.member_ranks
-    outside = _first((ranks < 0) | (ranks >= plan.ranks))
+    outside = _first_true((ranks < 0) | (ranks >= plan.ranks))
     if outside is not None:
         raise PlanError(f"member rank {ranks[outside]} does not exist; there are {plan.ranks} ranks")
     group_starts = np.zeros(len(ranks), dtype=np.bool_)
     group_starts[plan.member_offsets[:-1]] = True
-    unordered = _first(~group_starts[1:] & (ranks[1:] <= ranks[:-1]))
+    unordered = _first_true(~group_starts[1:] & (ranks[1:] <= ranks[:-1]))
     if unordered is not None:
         micro_batch = int(np.searchsorted(plan.member_offsets, unordered, side="right")) - 1
         raise PlanError(f"the members of micro-batch {micro_batch} are not strictly ascending")
@@ -127,25 +127,25 @@ def _check_members(plan: Plan) -> None:
 @promise("tokens")
 def _check_tokens(plan: Plan, lengths: Ints) -> None:
     tokens, sequence, start = plan.segment_tokens, plan.segment_sequence, plan.segment_start
-    outside = _first((sequence < 0) | (sequence >= len(lengths)))
+    outside = _first_true((sequence < 0) | (sequence >= len(lengths)))
     if outside is not None:
         belongs = f"segment {outside} belongs to sequence {sequence[outside]}"
         raise PlanError(f"{belongs}; the batch has {len(lengths)}")
-    empty = _first((tokens <= 0) | (start < 0))
+    empty = _first_true((tokens <= 0) | (start < 0))
     if empty is not None:
         raise PlanError(f"segment {empty} holds {tokens[empty]} tokens from {start[empty]} on")
     # Segments of a sequence by start must follow each other: each starts where the one before it ended.
     order = np.lexsort((start, sequence))
     by_sequence, by_start, end = sequence[order], start[order], (start + tokens)[order]
     expected = np.where(np.diff(by_sequence, prepend=-1) > 0, 0, np.concatenate([[0], end])[:-1])
-    wrong = _first(by_start != expected)
+    wrong = _first_true(by_start != expected)
     if wrong is not None:
         problem = "twice" if by_start[wrong] < expected[wrong] else "nowhere"
         token = min(by_start[wrong], expected[wrong])
         raise PlanError(f"token {token} of sequence {by_sequence[wrong]} is placed {problem}")
     placed = np.zeros(len(lengths), dtype=np.int64)
     placed[by_sequence] = end  # the last segment of a sequence is written last
-    wrong = _first(placed != lengths)
+    wrong = _first_true(placed != lengths)
     if wrong is not None:
         raise PlanError(f"{placed[wrong]} of the {lengths[wrong]} tokens of sequence {wrong} are placed")
 
@@ -156,7 +156,7 @@ def _check_capacity(plan: Plan) -> None:
     each = np.full(plan.micro_batches, plan.capacity_tokens)
     if plan.rank_capacity_tokens is not None:
         each = np.minimum.reduceat(plan.rank_capacity_tokens[plan.member_ranks], plan.member_offsets[:-1])
-    over = _first((tokens > each * plan.group_size) & (plan.offload_ratio == 0))
+    over = _first_true((tokens > each * plan.group_size) & (plan.offload_ratio == 0))
     if over is not None:
         raise PlanError(
             f"micro-batch {over} puts {tokens[over]} tokens on {plan.group_size[over]} ranks "
@@ -166,14 +166,14 @@ def _check_capacity(plan: Plan) -> None:
 
 @promise("order")
 def _check_order(plan: Plan, stages: int, *, in_slots: bool) -> None:
-    outside = _first(((plan.order < 0) & (plan.order != HOLE)) | (plan.order >= plan.micro_batches))
+    outside = _first_true(((plan.order < 0) & (plan.order != HOLE)) | (plan.order >= plan.micro_batches))
     if outside is not None:
         raise PlanError(f"the order lists micro-batch {plan.order[outside]}; there are {plan.micro_batches}")
     entries = plan.entries
     if not in_slots:
         _require(len(entries.order_index) == len(plan.order), "holes in the order are only for pipelines")
     listed = np.sort(entries.micro_batch * plan.ranks + entries.rank)
-    repeated = _first(listed[1:] == listed[:-1])
+    repeated = _first_true(listed[1:] == listed[:-1])
     if repeated is not None:
         micro_batch, rank = divmod(int(listed[repeated]), plan.ranks)
         raise PlanError(f"rank {rank} has micro-batch {micro_batch} twice in its order")

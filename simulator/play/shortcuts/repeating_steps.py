@@ -28,7 +28,7 @@ EQUAL = 1e-12
 """Stages whose steps differ by less, relative to the step, repeat alike."""
 
 
-class Played(Protocol):
+class PlayedStep(Protocol):
     """A step that was played."""
 
     @property
@@ -36,7 +36,7 @@ class Played(Protocol):
         """When its stages ended it."""
 
 
-T = TypeVar("T", bound=Played)
+T = TypeVar("T", bound=PlayedStep)
 
 
 def steady_step(costs: StepCosts, play: Callable[[Floats], T]) -> T:

@@ -61,7 +61,7 @@ def first_dynamic_cp(problem: PlanningProblem) -> Plan:
 
 def _rounds(problem: PlanningProblem, *, packed: bool) -> Iterator[list[_Group]]:
     lengths = problem.lengths.tolist()
-    needed = [_needed(length, problem) for length in lengths]
+    needed = [_ranks_needed(length, problem) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
     while order:
         made = _Round(problem, lengths, needed, packed=packed)
@@ -70,7 +70,7 @@ def _rounds(problem: PlanningProblem, *, packed: bool) -> Iterator[list[_Group]]
         yield made.groups
 
 
-def _needed(length: int, problem: PlanningProblem) -> int:
+def _ranks_needed(length: int, problem: PlanningProblem) -> int:
     """The least power of two that holds so many tokens, or all ranks."""
     ranks = -(-length // problem.capacity_tokens)
     size = min(1 << (ranks - 1).bit_length(), problem.most_ranks)
@@ -122,7 +122,7 @@ class _Round:
         self, problem: PlanningProblem, lengths: list[int], needed: list[int], *, packed: bool
     ) -> None:
         self._ranks, self._most = problem.ranks, problem.most_ranks
-        self._lengths, self._needed = lengths, needed
+        self._lengths, self._ranks_needed = lengths, needed
         self._packed, self._capacity = packed, problem.capacity_tokens if packed else math.inf
         self.groups: list[_Group] = []
         self._used = 0
@@ -131,10 +131,12 @@ class _Round:
         """Take samples off the buckets; return those that are placed."""
         first: int | None = None
         while True:
-            at = next((bucket for bucket in buckets if bucket and self._room(self._needed[bucket[0]])), None)
+            at = next(
+                (bucket for bucket in buckets if bucket and self._room(self._ranks_needed[bucket[0]])), None
+            )
             if at is None:
                 break
-            size = self._needed[at[0]]
+            size = self._ranks_needed[at[0]]
             if first is None:
                 first = size
             elif size < first and self._used == self._ranks and self._alike():

@@ -115,7 +115,7 @@ class _Round:
         left: list[int] = []
         at = 0
         while at < len(waiting):
-            where = self._where(self._lengths[waiting[at]])
+            where = self._best_group(self._lengths[waiting[at]])
             if where is None:
                 following = bisect_left(waiting, True, at + 1, key=self._finds_place)
                 left += waiting[at:following]
@@ -126,9 +126,9 @@ class _Round:
         return left
 
     def _finds_place(self, sequence: int) -> bool:
-        return self._where(self._lengths[sequence]) is not None
+        return self._best_group(self._lengths[sequence]) is not None
 
-    def _where(self, length: int) -> _Group | int | None:
+    def _best_group(self, length: int) -> _Group | int | None:
         """The group, or the size of a new one, that adds least to the busiest rank; None: nowhere within the cap."""
         busiest = max(group.work for group in self._groups)
         best: tuple[float, _Group | int] | None = None

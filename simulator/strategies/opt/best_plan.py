@@ -101,7 +101,7 @@ def plan_best(problem: PlanningProblem) -> Plan:
             if waves.least_s < contest.end_s:
                 contest.enter(waves.plan(), waves.least_s)
     everything = thorough or problem.meets
-    for planner in _others(problem, everything):
+    for planner in _other_planners(problem, everything):
         with suppress(InfeasibleError, PlanError):  # what a planner refuses, or puts where memory has no room
             plan = planner(problem)
             if everything or plan.makespan_s < contest.end_s:
@@ -118,7 +118,9 @@ def _unbalanced(problem: PlanningProblem, draft: Draft) -> bool:
     return draft.end_s > UNBALANCED * ideal_s
 
 
-def _others(problem: PlanningProblem, everything: bool) -> tuple[Callable[[PlanningProblem], Plan], ...]:
+def _other_planners(
+    problem: PlanningProblem, everything: bool
+) -> tuple[Callable[[PlanningProblem], Plan], ...]:
     """Planners by other rules, of which each is the best now and then; of many sequences that fit a pack only one."""
     if not everything:
         fits = problem.lengths.max() <= problem.target_tokens and not problem.quick

@@ -130,7 +130,7 @@ def _place_in_turn(
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
-    places = _Places(near, loads, weight)
+    places = _RankGroups(near, loads, weight)
     size_of, time_of = sizes.tolist(), times_s.tolist()
     gang = 0
     while gang < len(size_of):
@@ -322,7 +322,7 @@ def window_max(values: Floats, items: int) -> Floats:
     return np.maximum(values[..., : values.shape[-1] - more], values[..., more:]) if more else values
 
 
-class _Places:
+class _RankGroups:
     """Groups of ranks: inside a node, else whole nodes inside a block, else whole nodes anywhere."""
 
     def __init__(self, near: Neighbourhood, loads: RankLoads, weight: float) -> None:

@@ -104,14 +104,14 @@ class _Search:
         problem, long, short_s = self.problem, self.long, self.packs.short_s
         ideal = ideal_choice(problem, long, short_s, self.step_s) if problem.stages > 1 else None
         self._keep_limits(ideal)
-        turns = [] if problem.quick else turn_choices(problem, long, short_s, self._first.end_s)
+        turns = [] if problem.quick else turn_choices(problem, long, short_s, self._earliest_draft.end_s)
         for choice in turns[:TURN_DRAFTS]:
             self._add(choice, SLACK[0])
         bubbles_s = 0.0 if ideal is None else ideal.step_s - self.step_s
-        return replace(self._first, ideal_s=self.step_s, bubbles_s=bubbles_s)
+        return replace(self._earliest_draft, ideal_s=self.step_s, bubbles_s=bubbles_s)
 
     @property
-    def _first(self) -> Draft:
+    def _earliest_draft(self) -> Draft:
         """The draft that ends first."""
         return min(self.drafts, key=lambda draft: draft.end_s)
 
@@ -128,21 +128,21 @@ class _Search:
                 self._allow_more_time()  # better than another limit, and may spare it
                 allowed = choice
             enough = GOOD_ENOUGH[number > 0 and many_long]
-            if self._first.end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
+            if self._earliest_draft.end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
                 break
-        if self._first.choice is not allowed:
+        if self._earliest_draft.choice is not allowed:
             self._allow_more_time()
 
     def _allow_more_time(self) -> None:
         """Allow more time to the gangs of a pipeline's best draft, as long as it ends earlier for it."""
-        best = self._first
+        best = self._earliest_draft
         for slack in SLACK[1:] if self.problem.stages > 1 else ():
             if best.end_s <= best.choice.step_s * slack * WORTH_IT:  # gangs alone would end as late
                 break
             self._add(best.choice, slack)
-            if self._first.end_s >= best.end_s:
+            if self._earliest_draft.end_s >= best.end_s:
                 break
-            best = self._first
+            best = self._earliest_draft
 
     def _whole_micro_batches_s(self, choices: list[Choice]) -> float:
         """When the last rank ends at best because a rank runs whole micro-batches; 0 where they have no least time.
@@ -165,7 +165,7 @@ class _Search:
         None where gangs and short work fill the ranks past the end of the best draft.
         """
         problem, packs = self.problem, self.packs
-        below_s = self._first.end_s if self.drafts else np.inf
+        below_s = self._earliest_draft.end_s if self.drafts else np.inf
         if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
             return
         placed = _place_long(problem, packs, self.long, choice, slack)

@@ -33,9 +33,9 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
         case "in-order":
             bins = _next_fit(lengths, capacity_tokens)
         case "best-fit":
-            bins = _kept(best_fit, lengths, capacity_tokens)
+            bins = _packed_once(best_fit, lengths, capacity_tokens)
         case "first-fit":
-            bins = _kept(_first_fit_decreasing, lengths, capacity_tokens)
+            bins = _packed_once(_first_fit_decreasing, lengths, capacity_tokens)
         case _:
             assert_never(method)
     return Pieces.of_whole(lengths, bins)
@@ -62,7 +62,7 @@ def in_chunks(lengths: Ints, capacity_tokens: int, method: Packing, chunks: int)
     return np.minimum(-(-lengths // chunks) * chunks, capacity_tokens)
 
 
-def _kept(packer: Callable[[Ints, int], Ints], lengths: Ints, capacity_tokens: int) -> Ints:
+def _packed_once(packer: Callable[[Ints, int], Ints], lengths: Ints, capacity_tokens: int) -> Ints:
     """What *packer* makes of the lengths: a search packs the same small batch for layout after layout."""
     if len(lengths) > MOST_KEPT:
         return packer(lengths, capacity_tokens)

@@ -21,7 +21,7 @@ from hdpsim.cost_models.transformer.model import LatentAttention, Model
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.other_tools.exporter import TARGETS, Exported, export_scenario, flags
-from hdpsim.experiments.other_tools.importer import Asked, Imported, import_file
+from hdpsim.experiments.other_tools.importer import Imported, UserAnswers, import_file
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.scenario.values import Batch
 from hdpsim.simulator.setup import Setup, StrategyOptions
@@ -122,7 +122,7 @@ def read_back(found: Exported) -> Imported:
         form = {"megatron-core": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan"}[
             found.target
         ]
-        return import_file(str(path), form, Asked(cluster="hgx-b200-180gb", gpus=GPUS))
+        return import_file(str(path), form, UserAnswers(cluster="hgx-b200-180gb", gpus=GPUS))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -13,7 +13,7 @@ from hdpsim.cost_models.layout.pipeline_cut import stages_of
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.other_tools.import_report import imported_text
-from hdpsim.experiments.other_tools.importer import FORMATS, Asked, Imported, import_file
+from hdpsim.experiments.other_tools.importer import FORMATS, Imported, UserAnswers, import_file
 from hdpsim.experiments.other_tools.options import Option
 from hdpsim.experiments.other_tools.table import tool
 from hdpsim.experiments.other_tools.translate import read_options
@@ -53,10 +53,10 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
 FLAGS = (
     "--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --vocab-size 1024 --seq-length 2048 --bf16 "
 )
-ASKED = Asked(cluster="h100", gpus=8)
+ASKED = UserAnswers(cluster="h100", gpus=8)
 
 
-def imported(folder: Path, text: str, name: str = "run.sh", asked: Asked = ASKED) -> Imported:
+def imported(folder: Path, text: str, name: str = "run.sh", asked: UserAnswers = ASKED) -> Imported:
     path = folder / name
     path.write_text(text)
     return import_file(str(path), asked=asked)
@@ -68,7 +68,7 @@ def layout(found: Imported) -> dict[str, Any]:
 
 class TestMegatron:
     def test_a_script_of_a_real_run(self, tmp_path: Path) -> None:
-        found = imported(tmp_path, LLAMA, asked=Asked(cluster="h100"))
+        found = imported(tmp_path, LLAMA, asked=UserAnswers(cluster="h100"))
         assert found.document["model"] == "llama-3-70b"
         assert found.document["gpus"] == 16 * 8
         expected = {"tp": 8, "pp": 4, "cp": 1, "vpp": 4, "schedule": "interleaved", "sequence_parallel": True}
@@ -92,7 +92,7 @@ class TestMegatron:
         ]
 
     def test_the_text_is_a_scenario(self, tmp_path: Path) -> None:
-        found = imported(tmp_path, LLAMA, asked=Asked(cluster="h100"))
+        found = imported(tmp_path, LLAMA, asked=UserAnswers(cluster="h100"))
         path = tmp_path / "scenario.yaml"
         path.write_text(imported_text(found))
         assert "# --tensor-model-parallel-size" in path.read_text()
@@ -221,7 +221,9 @@ srun sh -c "$COMMAND"
         assert layout(found)["expert_routing"] == "even"
 
     def test_what_is_missing_is_said_and_nothing_is_guessed(self, tmp_path: Path) -> None:
-        found = imported(tmp_path, "--tensor-model-parallel-size 2 --bf16 --num-layers 3", asked=Asked())
+        found = imported(
+            tmp_path, "--tensor-model-parallel-size 2 --bf16 --num-layers 3", asked=UserAnswers()
+        )
         assert list(found.missing) == ["model", "cluster", "gpus", "data.context", "data.batch"]
         assert "hidden, heads, vocab, ffn_hidden" in found.missing["model"]
         assert found.scenario is None
@@ -248,7 +250,7 @@ model:
 """
 
     def test_a_recipe_of_nemo(self, tmp_path: Path) -> None:
-        found = imported(tmp_path, self.NEMO, "nemo.yaml", Asked(cluster="h100", model="llama-3-70b"))
+        found = imported(tmp_path, self.NEMO, "nemo.yaml", UserAnswers(cluster="h100", model="llama-3-70b"))
         assert found.format == "nemo"
         assert found.document["gpus"] == 32
         expected = {
@@ -267,7 +269,10 @@ model:
     def test_the_model_that_is_named_must_be_the_one_of_the_file(self, tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="hidden 8192 contradicts 4096 of llama-3-8b"):
             imported(
-                tmp_path, self.NEMO.replace("80", "32"), "n.yaml", Asked(cluster="h100", model="llama-3-8b")
+                tmp_path,
+                self.NEMO.replace("80", "32"),
+                "n.yaml",
+                UserAnswers(cluster="h100", model="llama-3-8b"),
             )
 
     def test_overrides_of_a_recipe_of_bridge(self, tmp_path: Path) -> None:
@@ -278,7 +283,9 @@ ddp_config: {use_distributed_optimizer: true, grad_reduce_in_fp32: false}
 mixed_precision: bf16_with_fp8_current_scaling_mixed
 surprise: {key: 1}
 """
-        found = imported(tmp_path, text, "bridge.yaml", Asked(cluster="h100", gpus=64, model="llama-3-8b"))
+        found = imported(
+            tmp_path, text, "bridge.yaml", UserAnswers(cluster="h100", gpus=64, model="llama-3-8b")
+        )
         assert found.format == "bridge"
         expected = {"tp": 2, "pp": 2, "sharding": "zero1", "gradient_bytes": 2, "precision": "fp8"}
         assert {**expected, "fp8_scaling": "tensor"}.items() <= layout(found).items()
@@ -323,7 +330,7 @@ model:
 mixed_precision: {{bf16: true, fp8: hybrid, fp8_recipe: blockwise}}
 train: {{global_batch_size: 8192, micro_batch_size: 1}}
 """
-        found = imported(tmp_path, text, "dump.yaml", Asked(cluster="h100", gpus=1024))
+        found = imported(tmp_path, text, "dump.yaml", UserAnswers(cluster="h100", gpus=1024))
         assert found.document["model"] == "deepseek-v3"
         assert (layout(found)["vpp"], layout(found)["ep"], layout(found)["etp"]) == (4, 64, 1)
         assert found.unknown == ()
@@ -375,7 +382,7 @@ mode = 'full'
 """
 
     def test_a_configuration(self, tmp_path: Path) -> None:
-        asked = Asked(cluster="h100", gpus=128, release="2.8")
+        asked = UserAnswers(cluster="h100", gpus=128, release="2.8")
         found = imported(tmp_path, self.TOML, "train.toml", asked)
         assert found.document["model"] == "llama-3-405b"
         assert found.document["software"] == "torchtitan 2.8"
@@ -391,13 +398,13 @@ mode = 'full'
 
     def test_copies_of_shards(self, tmp_path: Path) -> None:
         text = self.TOML.replace("[parallelism]", "[parallelism]\ndata_parallel_replicate_degree = 4")
-        found = imported(tmp_path, text, "train.toml", Asked(cluster="h100", gpus=128))
+        found = imported(tmp_path, text, "train.toml", UserAnswers(cluster="h100", gpus=128))
         assert layout(found)["shard_ranks"] == 4  # 128 GPUs are 16 ranks
 
     def test_local_batches_of_a_pipeline_are_calls_of_its_schedule(self, tmp_path: Path) -> None:
         # 2 sequences on each of 128 / 16 ranks are 16: a step of 64 has four local batches, one of 16 has one.
         piped = self.TOML.replace("[parallelism]", "[parallelism]\npipeline_parallel_degree = 2")
-        asked = Asked(cluster="h100", gpus=128)
+        asked = UserAnswers(cluster="h100", gpus=128)
         for sequences, calls in ((64, 2), (16, None)):
             text = piped.replace("seq_len", f"global_batch_size = {sequences}\nseq_len")
             found = layout(imported(tmp_path, text, "train.toml", asked))
@@ -500,7 +507,7 @@ def test_fsdp_of_megatron_bridge_is_asked_for_in_either_section(tmp_path: Path) 
     head = "train: {global_batch_size: 8, micro_batch_size: 1}\nmodel: {seq_length: 4096}\n"
     for sections in ("dist: {use_megatron_fsdp: true}\nddp: {", "ddp: {use_megatron_fsdp: true, "):
         path.write_text(f"{head}{sections}data_parallel_sharding_strategy: optim_grads_params}}\n")
-        found = import_file(str(path), "bridge", Asked(cluster="h100", gpus=8, model="llama-3-8b"))
+        found = import_file(str(path), "bridge", UserAnswers(cluster="h100", gpus=8, model="llama-3-8b"))
         assert found.document["layout"]["sharding"] == "zero3"
 
 

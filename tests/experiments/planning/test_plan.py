@@ -25,7 +25,7 @@ from hdpsim.experiments.planning.search.evaluation import (
     score_of,
 )
 from hdpsim.experiments.planning.search.race import Entry, Estimates, Race, Waiting
-from hdpsim.experiments.planning.search.search import WAVE, Found, entries_of, search
+from hdpsim.experiments.planning.search.search import WAVE, SearchResult, entries_of, search
 from hdpsim.experiments.planning.search.setups import Setups
 from hdpsim.experiments.planning.search.space import Candidate, Space, own_value, space_of
 from hdpsim.experiments.planning.search.work import StoppedError, replayed, work_on
@@ -166,7 +166,7 @@ FEW_MESHES = {**FEW, "strategy.name": ("static",), "layout.cp": (1, 2)}
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> SearchResult:
     return search(small(), Space(values=FEW), count=3)
 
 
@@ -179,11 +179,13 @@ def test_pruning_leaves_the_best_as_they_are() -> None:
     assert pruned.searched == safe.searched
 
 
-def test_no_step_is_shorter_than_the_bound_of_its_layout(found: Found) -> None:
+def test_no_step_is_shorter_than_the_bound_of_its_layout(found: SearchResult) -> None:
     assert all(one.step_s >= one.bound_s > 0.0 for one in found.evaluated if one.candidate.changes)
 
 
-def test_the_winner_is_a_scenario_that_simulate_times_identically(found: Found, tmp_path: Path) -> None:
+def test_the_winner_is_a_scenario_that_simulate_times_identically(
+    found: SearchResult, tmp_path: Path
+) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(planned(small(), found.best[0]).to_yaml())
     document = json.loads(CliRunner().invoke(cli, ["simulate", str(file), "--json"]).stdout)["results"]
@@ -191,12 +193,12 @@ def test_the_winner_is_a_scenario_that_simulate_times_identically(found: Found, 
     assert document["memory"]["total_bytes"] == found.best[0].memory.total_bytes
 
 
-def test_accounts_sum_to_the_step(found: Found) -> None:
+def test_accounts_sum_to_the_step(found: SearchResult) -> None:
     for one in found.evaluated:
         assert sum(one.accounts.values()) == pytest.approx(one.step_s)
 
 
-def test_the_front_holds_what_nothing_else_beats(found: Found) -> None:
+def test_the_front_holds_what_nothing_else_beats(found: SearchResult) -> None:
     kept = front(found.evaluated)
     assert kept[0].tokens_per_s == max(one.tokens_per_s for one in found.evaluated)
     for one in found.evaluated:
@@ -216,7 +218,7 @@ def test_one_price_is_not_that_of_several_gpus() -> None:
         hdpsim.plan(small().with_changes(("costs.price=2USD/h",)), gpu_types=["h100", "h200"])
 
 
-def test_json_has_the_keys_of_the_document(found: Found) -> None:
+def test_json_has_the_keys_of_the_document(found: SearchResult) -> None:
     text = plan_document(small(), found).text()
     assert "tokens_per_s" not in text
     assert "by throughput" in text
@@ -228,7 +230,7 @@ def test_json_has_the_keys_of_the_document(found: Found) -> None:
 
 
 @pytest.mark.parametrize("objective", ["tokens_per_s", "usd_per_token", "energy"])
-def test_no_score_exceeds_what_its_throughput_allows(found: Found, objective: Objective) -> None:
+def test_no_score_exceeds_what_its_throughput_allows(found: SearchResult, objective: Objective) -> None:
     costs = small().costs
     for one in found.evaluated:
         most = most_score(objective, one.tokens_per_s, one.setup, costs)
@@ -259,7 +261,7 @@ def test_words_say_how_far_runners_up_are_behind_in_what_was_asked_for(objective
         assert said[str(place)].startswith(f"{place} {words}.")
 
 
-def test_money_by_hand(found: Found) -> None:
+def test_money_by_hand(found: SearchResult) -> None:
     one = found.best[0]
     assert one.usd_per_token == pytest.approx(2.95 / 3600 * one.setup.cluster.gpus / one.tokens_per_s)
 
@@ -358,7 +360,7 @@ def test_types_of_gpus_are_compared() -> None:
     values = ["layout.pp=1", "layout.recompute=none", "strategy.name=static", "layout.sharding=zero1"]
     values += ["layout.optimizer_offload=false", "strategy.packing=in-order"]
     found = hdpsim.plan(small(), gpu_types=["h100", "h200"], searched=values, workers=1, budget=None).found
-    assert isinstance(found, Found)
+    assert isinstance(found, SearchResult)
     assert {one.setup.cluster.gpu.name for one in found.evaluated} == {"h100-80gb", "h200-141gb"}
     for one in found.best:
         assert planned(small(), one).setup().cluster == one.setup.cluster
@@ -370,7 +372,7 @@ def test_a_budget_is_work_or_time(text: str) -> None:
         budget_of(text)
 
 
-def cut_short(workers: int) -> Found:
+def cut_short(workers: int) -> SearchResult:
     scenario = small(several=True).with_changes(("strategy.name=static",))
     space = Space(values={**FEW, "strategy.name": ("static", "hdp-naive")})
     return search(scenario, space, batches=2, budget=Budget(steps=8.0), workers=workers)
@@ -429,7 +431,7 @@ def test_a_replay_stops_between_batches_where_it_may() -> None:
 
 
 @pytest.mark.slow
-def test_seeds_are_tried_first_and_once(found: Found) -> None:
+def test_seeds_are_tried_first_and_once(found: SearchResult) -> None:
     seeds = [one.candidate for one in found.evaluated[-2:]]
     seeded = search(small(), Space(values=FEW), count=3, seeds=seeds)
     assert [one.candidate for one in seeded.evaluated[1:3]] == seeds
@@ -510,7 +512,7 @@ def test_time_that_is_up_keeps_what_was_found() -> None:
 def test_a_search_that_did_not_end_is_told_to_go_on_before_it_asks_for_more_gpus(
     ended: str, advice: str
 ) -> None:
-    found = Found(objective="tokens_per_s", budget=Budget(steps=3.0), searched=5, complete=not ended)
+    found = SearchResult(objective="tokens_per_s", budget=Budget(steps=3.0), searched=5, complete=not ended)
     found.interrupted = ended == "Ctrl-C"
     message = str(nothing_runs(small(), found))
     assert message.splitlines()[-1].startswith(advice)

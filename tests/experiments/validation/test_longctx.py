@@ -17,7 +17,7 @@ from hdpsim.cost_models.memory.peak import MemoryReport
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.longctx import prediction
-from hdpsim.experiments.records.longctx.prediction import LongPredictor, _drawn, _first
+from hdpsim.experiments.records.longctx.prediction import LongPredictor, _drawn, _first_lengths
 from hdpsim.experiments.records.longctx.rows import LongRow, read_long_rows
 from hdpsim.experiments.records.longctx.systems import merged, source_of, sources
 from hdpsim.experiments.scenario.scenario import resolve_scenario
@@ -194,7 +194,11 @@ class TestPrediction:
     def test_the_first_lengths_that_a_context_holds_are_filled_up(self, tmp_path: Path) -> None:
         lengths = tmp_path / "lengths.csv"
         lengths.write_text("length\n1\n128\n900\n129\n500\n7\n")
-        assert _first(str(lengths), 3, 128, 512) == [128, 128, 256]  # 900 is dropped, 500 and 7 are beyond
+        assert _first_lengths(str(lengths), 3, 128, 512) == [
+            128,
+            128,
+            256,
+        ]  # 900 is dropped, 500 and 7 are beyond
 
     def test_attention_alone(self) -> None:
         """One GPU's worth of the rate: half the pairs of 4 h d s^2."""
@@ -328,7 +332,7 @@ class TestTable:
             assert len(refused) < 400 + len(str(path))
             return
         if isinstance(number, int) and column != "measured":
-            assert found.whole(column) == number
+            assert found.whole_number(column) == number
         assert LongPredictor({}, None).predict(found).reason
 
     def test_a_table_of_something_else(self, tmp_path: Path) -> None:

@@ -332,5 +332,5 @@ def test_in_a_pipeline_the_planner_for_pipelines_is_asked(sequences: int):
     # 8 ranks of two stages (interleaved): 3.1 %.
     for stages in (1, 2):
         problem = problem_of(small_setup(layout=Layout(pp=stages)), np.full(sequences, 64))
-        asked = best_plan._others(problem, True)
+        asked = best_plan._other_planners(problem, True)
         assert (balanced_with_pp in asked) is (stages > 1 and sequences <= best_plan.SMALL)
