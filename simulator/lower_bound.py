@@ -132,7 +132,7 @@ class _StepBound:
         self._epilogue = shared_epilogue or epilogue(self._cost, problem.ranks, data_s=0.0, windows=endless)
 
     def seconds(self) -> float:
-        """See lower_bound_s."""
+        """Return the bound: a rank's share of the work with what surrounds it, or the longest chain."""
         busy_s = self.work().total_s / self._problem.ranks
         return max(self.around_s(busy_s, *self.fill_s()), self.chain_bound_s())
 

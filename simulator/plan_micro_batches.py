@@ -74,7 +74,7 @@ def _routed_tokens(plan: Plan, share: int) -> Floats | None:
 
 
 def distinct_micro_batches(cost: MicroBatchCost, plan: Plan) -> MicroBatches:
-    """The same for pricing: of a plan in step only the first, which stands for all."""
+    """Return the micro-batches to price: of a plan in step only the first, which stands for all."""
     if not plan.in_step:
         return plan_micro_batches(cost, plan)
     return replace(plan_micro_batches(cost, plan, first=1), copies=plan.micro_batches)

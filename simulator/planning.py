@@ -49,7 +49,7 @@ def micro_batch_cost(setup: Setup) -> MicroBatchCost:
 def plan_batch(
     setup: Setup, lengths: ArrayLike, *, mesh_degree: int | None = None, quick: bool = False
 ) -> tuple[Plan, PlanningProblem, MemoryReport]:
-    """Plan one batch (lengths of at most the context) under the setup's strategy; see simulate_step."""
+    """Plan one batch (lengths of at most the context) under the setup's strategy."""
     expect(setup, Setup, "the setup() of a scenario is one" if hasattr(setup, "setup") else "")
     tokens = _tokens_of(setup, lengths)
     if mesh_degree is not None:

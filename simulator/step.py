@@ -119,7 +119,7 @@ def simulate_step(
 def simulate_plan(
     setup: Setup, plan: Plan, problem: PlanningProblem, report: MemoryReport, *, planning_wall_s: float = 0.0
 ) -> StepResult:
-    """The step of a plan that there is; see plan_batch."""
+    """Simulate the step of a plan that plan_batch has made."""
     begun = time.perf_counter()
     costs = price_plan(setup, problem, plan)
     execution = play_plan(setup, plan, costs)

@@ -317,7 +317,7 @@ def recompute_notes(setup: Setup) -> tuple[str, ...]:
 
 
 def allocator_s(setup: Setup, plan: Plan, cal: Calibration) -> float:
-    """What every micro-batch waits for memory that a host which runs ahead has used up; see refill_s."""
+    """Return what every micro-batch waits for memory that a host which runs ahead has used up (refill_s)."""
     if not setup.memory.overheads.host_run_ahead:
         return 0.0
     return refill_s(plan_memory(setup, plan), cal)

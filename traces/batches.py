@@ -151,7 +151,7 @@ def _small_blocks(arrays: Iterable[NDArray[np.integer]]) -> Iterator[Ints]:
 
 
 def _of_few_pieces(blocks: Iterator[Ints], context_tokens: int) -> Iterator[Ints]:
-    """The same lengths in blocks that the context cuts into not many more than _BLOCK_PIECES pieces.
+    """Return the same lengths in blocks that the context cuts into not many more than _BLOCK_PIECES pieces.
 
     Raises:
         InfeasibleError: one sequence alone falls into more pieces than a batch may have.

@@ -67,7 +67,7 @@ def load_trace(
 
 
 def load_source(name_or_path: str | Path, *, column: str | None = None) -> Trace | Distribution:
-    """Like `load_trace`, but a distribution is returned as such: `global_batches` draws from it without end."""
+    """Load a trace, or return a distribution as such: `global_batches` draws from it without end."""
     name = str(name_or_path)
     if name in shipped_traces():
         return _shipped_trace(name)

@@ -244,7 +244,7 @@ class Calibration(Checked):
 
 @shared(most=64)
 def _of_job(cal: Calibration, gpus: int) -> Calibration:
-    """See Calibration.of_job: the same object for the same job, by which prices are looked up."""
+    """Slow a calibration down for a job; the same job gets the same object, by which prices are looked up."""
     return replace(cal, slowest_gpu=1.0 + cal.gpu_spread * expected_largest(gpus))
 
 

@@ -142,7 +142,7 @@ def _expert_matrices(model: Model) -> int:
 
 
 def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
-    """The same for its backward: twice as many, but an expert's gradient is cast once for its two products.
+    """Kernels of a layer's backward: twice those of its forward, but an expert's gradient is cast once for both.
 
     Frozen weights have one product there instead of two; scales are updated once.
     """

@@ -41,7 +41,7 @@ class LayerTimes(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """All of them."""
+        """Seconds of all terms together."""
         return self.gemm + self.small_kernels + self.tp_communication + self.expert_all_to_all
 
 
@@ -159,7 +159,7 @@ class LayerCost:
         return forward + cut, backward + cut
 
     def expert_all_to_all_s(self, tokens: Floats) -> Floats:
-        """Dispatch and combine of the routed tokens, see experts."""
+        """Seconds in which routed tokens are sent to their experts and come back (see experts)."""
         return np.zeros_like(tokens) if self._experts is None else self._experts.all_to_all_s(tokens)
 
     def tensor_parallel_sent(self, tokens: Floats) -> tuple[SentTimes, SentTimes] | None:

@@ -128,7 +128,7 @@ class MicroBatches:
         return self.only(np.arange(self.count) == 0)
 
     def only(self, chosen: Bools) -> MicroBatches:
-        """Those micro-batches alone, in the same order."""
+        """Return the chosen micro-batches alone, in the same order."""
         segments = np.diff(self.segment_offsets)
         padding, crossing, routed = self.padding_tokens, self.crossing, self.routed_tokens
         return MicroBatches(

@@ -179,7 +179,7 @@ def ring_half_s(bytes_total: ArrayLike, wires: Wires, protocol: Protocol, in_pla
 
 
 def ring_half_time(wires: Wires, protocol: Protocol, in_place: bool) -> CollectiveTime:
-    """See ring_half_s."""
+    """Return latency, bandwidth and copies of an all-gather or reduce-scatter on a ring, which ring_half_s adds up."""
     return _ring_time(wires, protocol, ring_latency_s(wires, protocol, rounds=1), 1, copied=not in_place)
 
 
@@ -373,7 +373,7 @@ def pat_s(bytes_total: ArrayLike, wires: Wires, in_place: bool = False) -> Float
 
 
 def pat_time(wires: Wires, in_place: bool) -> CollectiveTime:
-    """See pat_s."""
+    """Return latency, bandwidth and copies of an all-gather or reduce-scatter by PAT, which pat_s adds up."""
     calibration = wires.calibration
     return CollectiveTime(
         latency_s=pat_latency_s(wires, calibration.base_latency_factor, calibration.inter_latency_factor),

@@ -87,7 +87,10 @@ class MicroBatchCost:
     def both_terms_s(
         self, batches: MicroBatches, priced: tuple[LayerTerms, HeadTerms] | None = None
     ) -> tuple[Floats, Floats]:
-        """Forward and backward at once; see terms_s. *priced*: what a layer and a head take, if that is known."""
+        """Price forward and backward at once, each as terms_s does.
+
+        *priced*: what a layer and a head take, if that is known.
+        """
         sides = (False, True)
         if priced is None:
             heads = self._layers.heads_s(batches.tokens_per_rank, sides)

@@ -56,7 +56,7 @@ class MixedCost:
         return StepSums(**{name: np.max([getattr(sums, name) for sums in every], axis=0) for name in names})
 
     def epilogue(self, *, data_s: float, windows: ComputeWindows | None) -> Epilogue:
-        """See cost_models.step.step.epilogue."""
+        """Price what surrounds the micro-batches of a step: exchanges last as long as on their slowest nodes."""
         slowdown = max(cost.cal.overlap_slowdown for cost in self.kinds)
         return exposed_epilogue(self.kinds[0].layout, self.sums(), slowdown, data_s, windows)
 

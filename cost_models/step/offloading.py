@@ -33,7 +33,7 @@ class Offloading:
 
     @cached_property
     def activation_bytes_per_token(self) -> float:
-        """What one layer keeps, see usual_activation_bytes."""
+        """Return the activations that one layer keeps of a token (see usual_activation_bytes)."""
         return usual_activation_bytes(self._model, self._layout)
 
     @priced("offload_wait")

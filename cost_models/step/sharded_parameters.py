@@ -126,7 +126,7 @@ class UnitTraffic:
     reduced_bytes: float = 0.0
 
     def gathered(self, times: float) -> UnitTraffic:
-        """The same with so many gathers."""
+        """Return the traffic of a unit that gathers its parameters so many times."""
         return replace(
             self,
             gather_s=self.gather_s * times,

@@ -128,7 +128,7 @@ def step_sums(cost: MicroBatchCost, ranks: int) -> StepSums:
 
 
 def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
-    """See epilogue."""
+    """Add up gathers, gradient sums and optimizers of a step by stage; epilogue says what of them is waited for."""
     model, layout, cal = cost.model, cost.layout, cost.cal
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
     whole = layout.sharding.kind == "zero3" and not layout.sharding.sums_layers

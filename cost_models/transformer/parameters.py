@@ -49,7 +49,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Parameters of all parts together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: ParameterCount) -> ParameterCount:
@@ -87,7 +87,7 @@ class StageContents:
 
     @property
     def offloading_layers(self) -> int:
-        """Those whose activations may go to the host: all but the first and the last (ByteScale, equation 3)."""
+        """Count the layers whose activations may go to the host: all but first and last (ByteScale, equation 3)."""
         return max(0, self.layers - 2)
 
     @property
@@ -290,7 +290,7 @@ def parameters_per_gpu(model: Model, layout: Layout, stage: int) -> StageParamet
 
 @lru_cache(maxsize=4096)
 def _parameters_of(model: Model, layout: Layout, held: tuple[StageContents, ...]) -> StageParameters:
-    """Parameters of a stage that holds these chunks; see parameters_per_gpu."""
+    """Count the parameters of a stage that holds these chunks, as parameters_per_gpu does."""
     dense = experts = matrices = largest = 0
     vocabulary = vocabulary_shard(model, layout)
     for part in held:

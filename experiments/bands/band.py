@@ -77,7 +77,7 @@ class Band:
     note: str
 
     def document(self, step_s: float, tokens_per_s: float | None = None) -> dict[str, Any]:
-        """As JSON data: the band of the step time and of the throughput."""
+        """Write the bands of the step time and of the throughput as JSON data."""
         return {
             "step_s_p10": step_s * self.low,
             "step_s_p90": step_s * self.high,

@@ -171,7 +171,7 @@ def configuration_key(setup: Setup, sequences: int, sequence_tokens: int, micro_
 
 
 def in_sample(generation: str, sources: Sequence[str]) -> tuple[str, ...]:
-    """Those of *sources* whose runs had a part in a constant of the shipped calibration of that name."""
+    """Return the *sources* whose runs had a part in a constant of the shipped calibration of that name."""
     if generation not in calibration_names():
         return ()
     fitted = calibration(generation).fitted_on

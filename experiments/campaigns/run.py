@@ -150,7 +150,7 @@ def run_campaign(
 
 
 def campaign_to(scenario: Scenario, tokens: float, known: CampaignPlan) -> CampaignStudy:
-    """The same until so many tokens are trained on and kept, in one process and without a word on hidden keys.
+    """Run a campaign until so many tokens are trained on and kept, in one process and without a word on hidden keys.
 
     *known* is the plan of the scenario: its step is not simulated once more.
     """

@@ -171,7 +171,7 @@ _FORMS = {"flags": _as_flags, "yaml": _as_yaml, "toml": _as_toml}
 
 
 def export_scenario(scenario: Scenario, target: str, spelling: str = "") -> Exported:
-    """The options of a scenario; see flags."""
+    """Write a scenario as options of another tool (see flags)."""
     lengths = set(scenario.data.lengths_tokens or ())
     length = lengths.pop() if len(lengths) == 1 else None
     return flags(scenario.setup(), target, batch=scenario.data.batch, length_tokens=length, spelling=spelling)

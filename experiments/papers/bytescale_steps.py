@@ -250,7 +250,7 @@ def batches_of(dataset: str, context_tokens: int, count: int, split: str = "") -
 def packed_batches_of(
     dataset: str, context_tokens: int, count: int, split: str, chunks: int
 ) -> tuple[Ints, ...]:
-    """The same sequences in batches for a static mesh: as many packs as 32M tokens fill, so a few tokens less.
+    """Cut the same sequences into batches for a static mesh: as many packs as 32M tokens fill, so a few tokens less.
 
     A loader that hands out packs gives every group as many: 8 micro-batches of 2M in Figure 18. 32M tokens of whole
     sequences fill one or two packs more than that.

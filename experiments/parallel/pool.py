@@ -112,7 +112,7 @@ class _Pool(ProcessPoolExecutor):
     """
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """As in the base class."""
+        """Run a function in one of the processes, as the base class does."""
         with _sheltered(), _script_left_out():
             return super().submit(function, *arguments, **named)
 

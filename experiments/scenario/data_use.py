@@ -81,7 +81,7 @@ class LongSequences:
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return attributes(self, "policy context_tokens sequences") | {"share_of_tokens": self.share}
 
 
@@ -132,7 +132,7 @@ class DataUse:
         return tuple(filter(None, (repeated, self.long.line)))
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return {
             **attributes(self, "source batches tokens round_tokens repeated"),
             "rounds": None if self.round_tokens is None else self.rounds,

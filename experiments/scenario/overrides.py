@@ -129,7 +129,7 @@ def _scalar(text: str) -> object:
 
 
 def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:
-    """A copy of *document* with every ``key=value`` applied; see apply_values."""
+    """Return a copy of *document* with every ``key=value`` applied (see apply_values)."""
     return apply_values(document, map(parse_override, overrides))
 
 

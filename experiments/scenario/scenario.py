@@ -182,7 +182,7 @@ class Scenario:
         )
 
     def batches(self, count: int | None = None) -> tuple[Lengths, ...]:
-        """The same without the account: sequence lengths of every batch, cut to the context."""
+        """Return the sequence lengths of every batch, cut to the context, without the account of what was cut."""
         return self.draw(count).lengths
 
     def with_changes(self, overrides: GivenOverrides) -> Scenario:
@@ -356,7 +356,7 @@ def _memory(values: Mapping[str, object], own: Mapping[str, Any]) -> MemoryOptio
 
 
 def _place(where: Callable[[str], str] | None, overrides: tuple[str, ...]) -> Callable[[str], str] | None:
-    """Like *where*, but silent about keys that came from the command line."""
+    """Say where a key is written; keys that came from the command line have no place."""
     if where is None:
         return None
     changed = frozenset(parse_override(text)[0] for text in overrides)

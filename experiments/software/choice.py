@@ -39,7 +39,7 @@ class Software:
     others: tuple[str, ...] = ()
 
     def of_release(self, release: str) -> Software:
-        """The same stack in another release."""
+        """Return the choice of the same stack in another release."""
         return read_software(f"{self.name} {release} {self.words}".strip())
 
     @property

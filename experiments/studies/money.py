@@ -57,7 +57,7 @@ class Price:
         return f"{dollars}{span}, {known.provider}{other}; source: {known.source} ({known.date})."
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         known = self.range
         return {
             "gpu": self.gpu,
@@ -185,7 +185,7 @@ class Costs:
         return None if kwh is None or self.co2_kg_per_kwh is None else kwh * self.co2_kg_per_kwh
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         usd, kwh = self.usd(MILLION), self.kwh(MILLION)
         return {
             "price": self.price.document(),
@@ -282,7 +282,7 @@ class Target:
         return f"{time} for {large_amount(self.tokens)} tokens: {hours} GPU-hours, {cost}{energy}{emitted}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return {
             "tokens": self.tokens,
             "seconds": estimate_json(self.seconds),

@@ -70,7 +70,7 @@ class Power:
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return {
             "gpu_w": self.gpu_w,
             "kw_per_node": self.node_w / 1e3,

@@ -256,7 +256,7 @@ def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
 
 
 def band_line(band: Band | None) -> tuple[str, ...]:
-    """The same where there is one prediction; nothing where nothing was predicted."""
+    """Return the line of the band where there is one prediction, and nothing where nothing was predicted."""
     return () if band is None else (f"How far off predictions of such runs were: {band.note}.",)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def simulate_cells(
     scenarios: tuple[Scenario, ...], code: str, own: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Simulate several cells one after the other; see simulate_cell.
+    """Simulate several cells one after the other, each as simulate_cell does.
 
     Args:
         scenarios: of the cells.

@@ -194,7 +194,7 @@ def _points(rows: Sequence[Row], quantity: str) -> dict[str, tuple[list[float], 
 
 
 def markdown(payload: Row) -> str:
-    """All of a validation but its single records: groups, sentences, reasons."""
+    """Write a validation as Markdown, without its single records: groups, sentences, reasons."""
     heads = ("Source", "GPU", "Records", "Judged", "Median", "Bias", "p90")
     named = [replace(column, heading=head) for column, head in zip(GROUP, heads, strict=False)]
     worst: Column[Row] = Column(
@@ -257,7 +257,7 @@ def views_markdown(documents: Mapping[str, Row]) -> str:
 
 
 def families_markdown(documents: Mapping[str, Row]) -> str:
-    """The same runs by source: median error, p90 and share in the band in every view."""
+    """Write the runs by source as Markdown: median error, p90 and share in the band in every view."""
     figures = {"median_abs_error": "median", "p90_abs_error": "p90", "band_coverage": "in band"}
     rows: dict[str, dict[str, Any]] = {}
     for view, payload in documents.items():

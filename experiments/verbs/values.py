@@ -136,6 +136,6 @@ def strategy_names(value: Names, name: str = "--strategies") -> tuple[str, ...]:
 
 
 def variant_names(value: Names) -> tuple[str, ...]:
-    """The same with variants such as static(cp=8), each under the name of its row."""
+    """Names of strategies and of variants such as static(cp=8), each as its row is called."""
     parts = split_variants(value) if isinstance(value, str) else tuple(value)
     return tuple(variant.label for variant in read_variants(parts))

@@ -87,7 +87,7 @@ class RunStep:
         return self.waited_s + self.step_s + self.contention_s + self.carry_over_s
 
     def without_waits(self) -> RunStep:
-        """The same step, as if it had waited for nothing."""
+        """Return the step as if it had waited for nothing."""
         return replace(self, wait_data_s=0.0, wait_plan_s=0.0, wait_checkpoint_s=0.0, wait_host_memory_s=0.0)
 
     @property

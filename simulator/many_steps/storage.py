@@ -115,7 +115,7 @@ class Storage:
 
 @dataclass(slots=True)
 class StorageOnNics:
-    """The same over the NICs of training: every NIC of the job has a flow, and all of them share the storage.
+    """Storage that is reached over the NICs of training: every NIC has a flow, and all of them share the storage.
 
     Counted: NICs and the storage, max-min fair with the flows of training.
     Ignored: switches between nodes and storage; which NIC is nearer.
@@ -125,7 +125,7 @@ class StorageOnNics:
     moved_bytes: float = 0.0
 
     def transfer(self, volume_bytes: float, fastest_bytes_per_s: float, direction: Direction) -> simpy.Event:
-        """See Storage.transfer."""
+        """Move bytes between the job and the storage; the event fires when all of them have arrived."""
         links = self.network.links
         nics = np.arange(links.count[_NICS[direction]]) + links.first[_NICS[direction]]
         if volume_bytes <= 0.0 or not len(nics):

@@ -81,7 +81,7 @@ def fair_rates(
 def fair_rates_of_few(
     users: Mapping[int, Sequence[tuple[int, float]]], capacity: Mapping[int, float], limit: Sequence[float]
 ) -> tuple[list[float], list[int]]:
-    """See fair_rates: the same sums in plain Python, which a few entries are faster in than in arrays.
+    """Share links as fair_rates does, in plain Python: a few entries are faster so than in arrays.
 
     Args:
         users: of each link, the activities on it and how many flows each has there.
@@ -247,7 +247,7 @@ class FairSharing:
         one.stopped_by = link
 
     def _concerned(self, changed: Ints) -> dict[Running, None]:
-        """Those on changed links whose rates may not be fair any more, all others staying as they are."""
+        """Return the activities on changed links whose rates may not be fair any more, others staying as they are."""
         use, chosen = self._use, dict[Running, None]()
         links = dict.fromkeys(changed.tolist())
         for link in links:

@@ -36,7 +36,7 @@ class Flap:
     gives_up_s: float = math.inf
 
     def links(self, links: Links) -> Ints:
-        """Both directions of the link."""
+        """Numbers of the link in both directions."""
         return np.array([links.first["nic-out"], links.first["nic-in"]], dtype=np.int64) + self.nic
 
 
@@ -68,7 +68,7 @@ def draw_flaps(flaps: LinkFlaps, nics: int, random: np.random.Generator, until_s
 
 
 def play_flaps(network: FlowNetwork, flaps: Iterable[Flap]) -> None:
-    """Take links down and bring them back, counted from now; see _flap."""
+    """Take links down and bring them back, counted from now."""
     for flap in flaps:
         network.env.process(_flap(network, flap))
 

@@ -105,7 +105,7 @@ class _Money:
         return self._per_s * self._training_s * seconds / self._step_s
 
     def words(self, seconds: float) -> str:
-        """Both amounts in words, as far as they are known."""
+        """Say both amounts in words, as far as they are known."""
         daily, until = self.usd_per_day(seconds), self.usd(seconds)
         if daily is None:
             return ""

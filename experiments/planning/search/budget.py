@@ -38,7 +38,7 @@ class Budget:
 
     @property
     def words(self) -> str:
-        """As a reader of the result has to know it."""
+        """Say how far the budget went, for readers of the result."""
         if self.seconds is not None:
             return f"{span(self.seconds)}, in which another machine may find something else"
         return "to the end" if self.steps is None else f"{self.steps:,.0f} simulated steps, as on any machine"

@@ -50,7 +50,7 @@ class Tried:
         return f"{self.outcome.mesh.words}{less}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return {
             "packing": self.setup.strategy.packing,
             "padding": self.setup.strategy.padding,

@@ -274,7 +274,7 @@ def run_setup(
     independent: bool = True,
     before: Outcome | None = None,
 ) -> Outcome:
-    """The same for a setup; equal batches are simulated once, unless every step draws something anew.
+    """Simulate a setup on all batches; equal ones are simulated once, unless every step draws something anew.
 
     Args:
         setup: what to simulate.

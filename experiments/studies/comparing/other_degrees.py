@@ -41,7 +41,7 @@ class OtherDegree:
         return float(self.tried.outcome.results[0].tokens_per_s / outcome.results[0].tokens_per_s)
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the figures as JSON data."""
         return {"tp": self.tp, **self.tried.document()}
 
 

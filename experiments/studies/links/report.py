@@ -93,7 +93,7 @@ class SeenLinks:
         return found
 
     def hottest(self, count: int) -> list[dict[str, Any]]:
-        """One object per link; see hottest_links."""
+        """Return one object for each of the hottest links."""
         links, equal = self.record.links, self.record.equal_links()
         return [
             {

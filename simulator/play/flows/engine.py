@@ -148,7 +148,7 @@ class FlowStep(StepPlay):
             self._missing[number] += 1
 
     def start(self, env: simpy.Environment, begins: Sequence[simpy.Event]) -> simpy.Process:
-        """See StepPlay.start; *env* is the network's."""
+        """Start the step as StepPlay does, in the network's *env*, with its link flaps and hidden gradient sums."""
         play_flaps(self._network, self._flows.flaps)
         hidden = (self._hidden_sum(env, stage, begin) for stage, begin in enumerate(begins))
         self._hidden_sums = [env.process(one) for one in hidden]
@@ -204,7 +204,7 @@ class FlowStep(StepPlay):
         self._end(operation, max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
 
     def _send(self, number: int, now_s: float) -> None:
-        """See StepPlay._send; between nodes an activity, unless it holds stages."""
+        """Send a result to the next stage: between nodes as an activity, unless it holds stages."""
         following = number + self._units
         if self._held is not None:
             arrival_s = now_s + self._result_delay_s[number]
@@ -213,7 +213,7 @@ class FlowStep(StepPlay):
             self._transfer(number, self._group[number], [(following, number)])
 
     def _operation_with_feeds_ended(self, operation: simpy.Event) -> None:
-        """See StepPlay; where transfers hold stages those begin that only waited for this one's end."""
+        """Note the end of an operation; where transfers hold stages those begin that only waited for it."""
         held = self._held
         if held is None:
             super()._operation_with_feeds_ended(operation)

@@ -40,7 +40,7 @@ class CommonEnds:
 
     @classmethod
     def of(cls, costs: StepCosts, chain: Chain, entries: Entries, units: int) -> CommonEnds | None:
-        """Those of a plan's units; None where ranks meet nowhere."""
+        """Return the common ends of a plan's units; None where ranks meet nowhere."""
         if costs.meets_after == "step" or not units:
             return None
         slot = np.zeros(units, dtype=np.int64)

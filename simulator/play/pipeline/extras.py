@@ -97,7 +97,7 @@ class Extras:
     """Transfers that hold stages."""
 
     def with_delays(self, operation: Ints, result_delay_s: Floats) -> Extras:
-        """The same where results take so long to the next stage; *operation*: of every part."""
+        """Return the extras where results take so long to the next stage; *operation*: of every part."""
         if self.exchanges is None:
             return self
         seconds = result_delay_s[self.exchanges.result]
@@ -212,7 +212,7 @@ def _pair_feeds(parts: Parts, chain: Chain, transfer_s: Floats) -> Feeds:
 
 
 def exchanges_of(parts: Parts, chain: Chain, units: int) -> Exchanges:
-    """Every transfer between stages whose sends and receives block; see above."""
+    """Return every transfer between stages whose sends and receives block."""
     link, _ = np.divmod(parts.operation, units)
     part_at = np.full((chain.links, int(parts.entry.max(initial=-1)) + 1), -1, dtype=np.int64)
     part_at[link, parts.entry] = np.arange(len(link))

@@ -126,7 +126,7 @@ def _place_in_turn(
     apart_s: Floats,
     deadline_s: float,
 ) -> tuple[list[Ints], Ints, Floats]:
-    """As place_gangs, every gang looking at all ranks of *loads*."""
+    """Place gangs one after the other, each of which looks at all ranks of *loads*."""
     members: list[Ints] = []
     slots = np.empty(len(sizes), dtype=np.int64)
     taken_s = times_s.copy()
@@ -222,7 +222,7 @@ class _Rows:
             self._sort(np.array(sorted(stale)))
 
     def _sort_one(self, number: int) -> None:
-        """As _sort, of one row of ranks."""
+        """Sort one row of ranks, which is faster than _sort for one."""
         part = slice(number * self.row, (number + 1) * self.row)
         loads, of = self._loads, self._of[:, number, 1:]
         ready_s = self._ready_s[part]

@@ -100,7 +100,7 @@ class _Search:
         self.drafts: list[Draft] = []
 
     def best(self) -> Draft:
-        """See balanced_draft."""
+        """Try the promising choices of groups and return the draft that ends first."""
         problem, long, short_s = self.problem, self.long, self.packs.short_s
         ideal = ideal_choice(problem, long, short_s, self.step_s) if problem.stages > 1 else None
         self._keep_limits(ideal)

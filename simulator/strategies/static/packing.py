@@ -77,7 +77,7 @@ def _packed(packer: Callable[[Ints, int], Ints], lengths: bytes, capacity_tokens
 
 
 def split_packs(pieces: Pieces, more: int) -> Pieces:
-    """The same packs and *more*: the last sequences of the first packs that hold several get packs of their own.
+    """Return the same packs and *more*: the last sequences of the first packs that hold several get packs of their own.
 
     *pieces* are in the order of their packs, and hold enough of them.
     """

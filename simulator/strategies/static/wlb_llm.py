@@ -35,7 +35,7 @@ def plan_wlb_llm(problem: PlanningProblem) -> Plan:
 
 
 def plan_equal_work(problem: PlanningProblem, degree: int, pack_tokens: int, work: Floats) -> Plan:
-    """The same for groups of *degree* ranks, which take *work*, and packs of *pack_tokens* on average at most."""
+    """Deal packs of equal *work*, of *pack_tokens* on average at most, to groups of *degree* ranks."""
     groups, most = problem.ranks // degree, degree * problem.capacity_tokens
     rounds = -(-int(problem.lengths.sum()) // (groups * pack_tokens))
     pack = fitting_packs(problem.lengths, work, groups * rounds, groups, most)
@@ -55,7 +55,7 @@ def work_s(problem: PlanningProblem, degree: int) -> Floats:
 
 
 def fitting_packs(lengths: Ints, work: Floats, packs: int, more: int, most_tokens: int) -> Ints:
-    """As balanced_packs, with so many *more* packs while one holds too much; without the packs that stay empty."""
+    """Balance packs, with so many *more* while one holds too much, and leave out those that stay empty."""
     while True:
         pack = balanced_packs(lengths, work, packs, most_tokens)
         held = np.bincount(pack, weights=lengths, minlength=packs)
