@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.epilogue import step_costs
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
 from hdpsim.simulator.plan import Plan

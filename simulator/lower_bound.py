@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.epilogue import epilogue
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed_nodes import MixedCost
-from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.step.step_costs import Epilogue
 from hdpsim.cost_models.transformer.stages import SPLIT_SCHEDULES
 from hdpsim.simulator.planning import planning_problem

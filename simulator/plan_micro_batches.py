@@ -10,9 +10,9 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.switches import Schedule
+from hdpsim.cost_models.step.epilogue import step_costs
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed_nodes import MixedCost
-from hdpsim.cost_models.step.step import step_costs
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts
 from hdpsim.simulator.plan import Plan
 

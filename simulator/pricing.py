@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_loading import DataPath, node_loading_s
+from hdpsim.cost_models.step.epilogue import loading_s, planning_s, step_costs
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.step import loading_s, planning_s, step_costs
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.communicators import communicators_s

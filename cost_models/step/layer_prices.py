@@ -32,7 +32,7 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import Precision, parts_of_text
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
-from hdpsim.cost_models.step.traffic import TrafficKind
+from hdpsim.cost_models.step.step_traffic import TrafficKind
 from hdpsim.cost_models.tracing import Latest, remembered, shared
 from hdpsim.cost_models.transformer.layers import (
     LayerKind,

@@ -25,9 +25,9 @@ from hdpsim.cost_models.layout.switches import ContextParallelKind
 from hdpsim.cost_models.step.layer_prices import TERM_ROWS, TERMS, HeadTerms, LayerTerms, layer_prices
 from hdpsim.cost_models.step.offloading import Offloading, alike_for_offload
 from hdpsim.cost_models.step.sharded_parameters import ShardedParameters
-from hdpsim.cost_models.step.stages import StageChain, stage_kinds, stage_links
+from hdpsim.cost_models.step.stage_links import StageChain, stage_kinds, stage_links
 from hdpsim.cost_models.step.step_costs import MeetsAfter, StepSums
-from hdpsim.cost_models.step.traffic import HOST_KINDS, Traffic, TrafficKind
+from hdpsim.cost_models.step.step_traffic import HOST_KINDS, Traffic, TrafficKind
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model

@@ -20,9 +20,9 @@ from hdpsim.arrays import Bools, Floats, Ints
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
 from hdpsim.cost_models.step.deferred_head import deferred_head_s
+from hdpsim.cost_models.step.epilogue import exposed_epilogue, step_sums
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.step import exposed_epilogue, step_sums
 from hdpsim.cost_models.step.step_costs import Epilogue, MemberTimes, StepCosts, StepSums
 from hdpsim.cost_models.transformer.stages import chunks_per_stage
 

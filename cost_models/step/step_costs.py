@@ -10,7 +10,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layout.switches import Schedule
 from hdpsim.cost_models.step.data_loading import DataPath
-from hdpsim.cost_models.step.traffic import StepTraffic
+from hdpsim.cost_models.step.step_traffic import StepTraffic
 
 MeetsAfter = Literal["step", "loss", "pass"]
 

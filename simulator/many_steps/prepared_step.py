@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.step.step import planning_times
+from hdpsim.cost_models.step.epilogue import planning_times
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.simulator.communicators import communicators_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
-from hdpsim.cost_models.step.step import epilogue, step_costs
+from hdpsim.cost_models.step.epilogue import epilogue, step_costs
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.simulator.communicators import communicators_s
 from hdpsim.simulator.plan import HOLE, Plan

@@ -8,7 +8,7 @@ from simulator_setups import FLOOR, HOPPER, Task, pipelines, small_cluster, smal
 
 from hdpsim import validate_plan
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.epilogue import step_costs
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch

@@ -6,7 +6,7 @@ from simulator_setups import HOPPER, MODEL, small_cluster, small_setup
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.step.step import loading_s, planning_s
+from hdpsim.cost_models.step.epilogue import loading_s, planning_s
 from hdpsim.cost_models.transformer.flop import forward_flop, sequence_model_flop
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, UserInputError
 from hdpsim.simulator.planning import micro_batch_cost, plan_batch

@@ -19,7 +19,7 @@ import simpy
 
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.cost_models.step.traffic import TrafficKind
+from hdpsim.cost_models.step.step_traffic import TrafficKind
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.link_flaps_on_flows import Flap, play_flaps

@@ -21,7 +21,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
+from hdpsim.cost_models.step.step_traffic import HOST_KINDS, StepTraffic, Traffic, TrafficKind
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.play.accounts import Timeline

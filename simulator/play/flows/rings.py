@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdpsim.arrays import Floats, Ints
-from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, TrafficKind
+from hdpsim.cost_models.step.step_traffic import HOST_KINDS, StepTraffic, TrafficKind
 from hdpsim.simulator.network.flow_record import FlowRecord
 from hdpsim.simulator.plan import Plan
 

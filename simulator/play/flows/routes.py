@@ -17,7 +17,7 @@ from hdpsim.arrays import Bools, Floats, Ints, offsets_of
 from hdpsim.cost_models.hardware.parts import KINDS
 from hdpsim.cost_models.layout.switches import Parallel
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.cost_models.step.traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
+from hdpsim.cost_models.step.step_traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.plan import Plan

@@ -19,8 +19,8 @@ from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.reading.checked import ContradictionError
+from hdpsim.cost_models.step.epilogue import epilogue, step_costs
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.step import epilogue, step_costs
 from hdpsim.cost_models.transformer.flop import model_flop_per_token, sequence_model_flop
 from hdpsim.cost_models.transformer.model import AdapterTargets, Model
 from hdpsim.cost_models.transformer.parameters import parameters

@@ -33,9 +33,9 @@ from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.peak import memory_report
 from hdpsim.cost_models.network.collectives import Collectives, GroupShape
 from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.step.epilogue import step_costs
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.step import step_costs
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 from hdpsim.errors import InfeasibleError

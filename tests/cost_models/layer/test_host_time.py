@@ -21,9 +21,9 @@ from hdpsim.cost_models.network.algorithms import LL, SIMPLE, ring_half_s
 from hdpsim.cost_models.network.collectives import Collectives
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.step.data_parallel import filled_buckets, stage_buckets
+from hdpsim.cost_models.step.epilogue import epilogue
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
-from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 from hdpsim.errors import ScenarioError
 

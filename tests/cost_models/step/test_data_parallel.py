@@ -10,7 +10,7 @@ from ideal_hardware import ideal_cost, micro_batches
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.data_parallel import ComputeWindows, buckets, edge_pieces, exposed_s
-from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.epilogue import step_costs
 
 ONE = np.array([1.0])
 

@@ -24,9 +24,9 @@ from ideal_hardware import (
 
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.epilogue import epilogue
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.sharded_parameters import copy_in_bytes, given_back, overlapped_s
-from hdpsim.cost_models.step.step import epilogue
 from hdpsim.cost_models.transformer.layers import layer_shards
 from hdpsim.cost_models.transformer.parameters import layer_shard, parameters_per_gpu
 from hdpsim.errors import InfeasibleError

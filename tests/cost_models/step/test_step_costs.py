@@ -26,8 +26,8 @@ from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.data_parallel import ComputeWindows
+from hdpsim.cost_models.step.epilogue import epilogue, loading_s, planning_s, step_costs
 from hdpsim.cost_models.step.layer_prices import TERMS
-from hdpsim.cost_models.step.step import epilogue, loading_s, planning_s, step_costs
 from hdpsim.cost_models.step.step_costs import _repeated
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 

@@ -10,7 +10,7 @@ from simulator_setups import Task, problem_of, small_cluster, small_setup, tasks
 from hdpsim import PlanError, validate_plan
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.step.data_loading import DataPipeline, Loader
-from hdpsim.cost_models.step.step import step_costs
+from hdpsim.cost_models.step.epilogue import step_costs
 from hdpsim.errors import InfeasibleError
 from hdpsim.experiments.studies.comparing.compare import run_setup
 from hdpsim.simulator.plan import HOLE

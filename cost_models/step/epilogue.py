@@ -27,7 +27,7 @@ from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts, StepSums
-from hdpsim.cost_models.step.traffic import StepTraffic, SumTraffic
+from hdpsim.cost_models.step.step_traffic import StepTraffic, SumTraffic
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind, as_layer, layer_counts, layer_tensors
 from hdpsim.cost_models.transformer.model import Model
