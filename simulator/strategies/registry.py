@@ -20,11 +20,11 @@ from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
 def make_plan(problem: PlanningProblem) -> Plan:
     """Plan a batch under the problem's strategy.
 
-    static, and HDP without dynamic groups: the static mesh. hdp-balance and hdp-opt without balancing are
-    hdp-naive. Where ranks meet in every layer hdp-balance and hdp-opt put micro-batches of like length into a slot.
-    The planners' makespan is the work of the busiest stage. Where the longest sequence's way through all stages of
-    a pipeline binds, that says too little: no plan's makespan is below its ideal.
-    On nodes of several kinds see `by_kind`. Any other name is that of a function of one's own.
+    HDP without dynamic groups is the static mesh; hdp-balance and hdp-opt without balancing are hdp-naive. Where ranks
+    meet in every layer hdp-balance and hdp-opt put micro-batches of like length into a slot. The planners' makespan is
+    the work of the busiest stage. Where the longest sequence's way through all stages of a pipeline binds, that says
+    too little: no plan's makespan is below its ideal. On nodes of several kinds every kind plans its part
+    (plan_by_kind). Any other name is that of a function of one's own.
     """
     if problem.mixed is not None:
         return plan_by_kind(problem, problem.mixed, _plan)
