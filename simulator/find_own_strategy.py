@@ -167,14 +167,14 @@ def _installed(name: str) -> Callable[..., object]:
 @contextmanager
 def _here_first() -> Iterator[None]:
     """Modules are found in the current directory first, as `python -m` does it; it stays the last place to look."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
-        if here not in sys.path and "" not in sys.path:
-            sys.path.append(here)
+        sys.path.remove(folder)
+        if folder not in sys.path and "" not in sys.path:
+            sys.path.append(folder)
 
 
 @contextmanager

@@ -215,16 +215,22 @@ def kind_notes(setup: Setup, plan: Plan) -> tuple[str, ...]:
 
 
 def _kind_memory(
-    setup: Setup, plan: Plan, capacity: int, micro_batches: int, stage: int | None, here: Bools | None = None
+    setup: Setup,
+    plan: Plan,
+    capacity: int,
+    micro_batches: int,
+    stage: int | None,
+    own_ranks: Bools | None = None,
 ) -> MemoryReport:
-    """Memory of ranks that are of one kind: all, or those that are *here*."""
+    """Memory of ranks that are of one kind: all, or those that are *own_ranks*."""
     longest: int | None = None
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
     if _groups_grow(setup):
         asked: list[tuple[Setup, int, int | None]] = [
-            (setup, tokens, ranks) for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, here))
+            (setup, tokens, ranks)
+            for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, own_ranks))
         ]
     else:
         asked = [(replace(setup, layout=settled_layout(setup, plan)), capacity, None)]
@@ -233,15 +239,15 @@ def _kind_memory(
     return _with_communicators(setup, plan, max(reports, key=_filled))
 
 
-def _most_tokens(plan: Plan, capacity: int, here: Bools | None) -> Iterator[tuple[int, int]]:
-    """For every size of group that has a rank *here*: ranks that share its largest micro-batch, tokens on one of them.
+def _most_tokens(plan: Plan, capacity: int, own_ranks: Bools | None) -> Iterator[tuple[int, int]]:
+    """For every size of group with *own_ranks*: ranks that share its largest micro-batch, tokens on one of them.
 
     Where a rank has more than C, and sends the rest to the host, as many ranks with C as hold the micro-batch: what
     they keep of each other is as much.
     """
     sizes, tokens = plan.group_size, plan.tokens
-    if here is not None:
-        meets = np.logical_or.reduceat(here[plan.member_ranks], plan.member_offsets[:-1])
+    if own_ranks is not None:
+        meets = np.logical_or.reduceat(own_ranks[plan.member_ranks], plan.member_offsets[:-1])
         sizes, tokens = sizes[meets], tokens[meets]
     for size in np.unique(sizes[sizes > 1]):
         most = int(tokens[sizes == size].max())

@@ -75,16 +75,16 @@ class KernelRate(NamedTuple):
         cls, kernel: AttentionKernel, cal: Calibration, head_dim: float = REFERENCE_HEAD_DIM
     ) -> KernelRate:
         """The kernel of that name in a layout; unfused attention has none, and asks for no rate."""
-        second = cal.flash2_rate
+        flash2 = cal.flash2_rate
         match kernel:
             case "flash1":
                 first = cal.flash1_rate * (FLASH1_NARROW if head_dim <= 64 else 1.0)
-                return cls(first, first, second, FLASH1_HEAD_DIMS, descending=False)
+                return cls(first, first, flash2, FLASH1_HEAD_DIMS, descending=False)
             case "flash2":
-                return cls(second, second, second)
+                return cls(flash2, flash2, flash2)
             case "triton":
-                forward, backward = (second / slowdown for slowdown in TRITON_SLOWDOWN)
-                return cls(forward, backward, second, TRITON_HEAD_DIMS, descending=False)
+                forward, backward = (flash2 / slowdown for slowdown in TRITON_SLOWDOWN)
+                return cls(forward, backward, flash2, TRITON_HEAD_DIMS, descending=False)
             case "mxfp8":
                 forward, backward = cal.mxfp8_attention_rate, cal.mxfp8_attention_backward_rate
                 return cls(forward, backward, forward, windowed_backward=False)

@@ -177,9 +177,9 @@ class LayerCost:
         if not parallel.overlaps:
             return parallel.sides_s(tokens, len(collectives))
         dispatched = int(self._moe and self._layout.parallel.experts_cut_like_dense)
-        beside = parallel.overlapped_s(tokens, collectives[: len(collectives) - dispatched])
+        overlapped = parallel.overlapped_s(tokens, collectives[: len(collectives) - dispatched])
         alone = parallel.sides_s(tokens, dispatched)
-        return beside[0] + alone[0], beside[1] + alone[1]
+        return overlapped[0] + alone[0], overlapped[1] + alone[1]
 
     def expert_sent(self, tokens: Floats, exposed_s: Floats) -> SentTimes | None:
         """What experts send to other nodes in either direction; None: nothing."""

@@ -163,20 +163,20 @@ class MambaExchange:
     def seconds(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> Floats:
         """[n]: of one layer's forward, or of its backward."""
         out = np.zeros(group_size.shape)
-        for here, size, level in Groups(tokens_per_rank, group_size, tier).kinds():
+        for of_kind, size, level in Groups(tokens_per_rank, group_size, tier).kinds():
             if size > self._most:
                 raise InfeasibleError(
                     f"context parallelism spreads the heads of Mamba-2 layers over a group: {size} ranks are more than "
                     f"the {self._most} heads of a GPU (tp = {self._layout.parallel.tp})"
                 )
-            tokens = tokens_per_rank[here]
+            tokens = tokens_per_rank[of_kind]
             group = group_shape(self._layout, self._collectives.fabric, size, level)
             outward, returned = self._widths(size)
             copied = 2.0 * BF16_BYTES * (COPIES_THERE * sum(outward) + COPIES_BACK * returned) * tokens
             seconds = memory_bound_s(copied, self._gpu, self._cal)
             for width in (*outward, returned):
                 seconds = seconds + self._collectives.all_to_all_s(BF16_BYTES * width * tokens, group)
-            out[here] = seconds
+            out[of_kind] = seconds
         return out
 
     def sent(self, tokens_per_rank: Floats, group_size: Floats, tier: Ints) -> SentTimes:
@@ -184,12 +184,12 @@ class MambaExchange:
         groups = Groups(tokens_per_rank, group_size, tier)
         seconds = np.where(groups.far, self.seconds(tokens_per_rank, group_size, tier), 0.0)
         sent, rate = np.zeros_like(seconds), np.ones_like(seconds)
-        for here, size, level in groups.kinds():
+        for of_kind, size, level in groups.kinds():
             if not level:
                 continue
             group = group_shape(self._layout, self._collectives.fabric, size, level)
             outward, returned = self._widths(size)
             elsewhere = 1.0 - group.ranks_per_node / size
-            sent[here] = BF16_BYTES * (sum(outward) + returned) * tokens_per_rank[here] * elsewhere
-            rate[here] = min(network for _, network in self._collectives.wires(group).remote)
+            sent[of_kind] = BF16_BYTES * (sum(outward) + returned) * tokens_per_rank[of_kind] * elsewhere
+            rate[of_kind] = min(network for _, network in self._collectives.wires(group).remote)
         return SentTimes.of_collective(seconds, sent, rate, counted=groups.far)

@@ -301,8 +301,8 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
         passes = 2.0 * (copies + parts_of_a_token(model, layout.parallel.ep, in_turn=layout.experts.in_turn))
     else:
         # Without an all-to-all the tokens of all that share experts
-        here = held if layout.parallel.ep == 1 else copies
-        passes = 4.0 * here + (4.0 * held if 1 < layout.parallel.ep < model.experts else 0.0)
+        copied = held if layout.parallel.ep == 1 else copies
+        passes = 4.0 * copied + (4.0 * held if 1 < layout.parallel.ep < model.experts else 0.0)
     if layout.experts.padding and layout.precision.products != "bf16":
         passes += PADDING * held
     forward = backward = passes

@@ -386,11 +386,11 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     held, gathered = held * tokens * extra.activation_factor, gathered * tokens
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
     head = per_token.head * chunks[-1].head * tokens
-    here = {kind for part in chunks for kind, _ in part.by_kind}
-    working = max((per_token.working[kind] for kind in here), default=0.0)
+    kinds = {kind for part in chunks for kind, _ in part.by_kind}
+    working = max((per_token.working[kind] for kind in kinds), default=0.0)
     working += load.working_scores + per_token.ring
     at_attention = per_token.at_attention
-    forward = (per_token.ring_step + at_attention[kind] for kind in here if kind in at_attention)
+    forward = (per_token.ring_step + at_attention[kind] for kind in kinds if kind in at_attention)
     working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
     on_gpu = share * held + gathered
     moving = on_gpu + head + working_set

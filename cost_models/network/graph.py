@@ -76,11 +76,13 @@ class _Builder:
                 leaves = self._devices("leaf", switches.leaves_per_block, **where) if nodes > 1 else []
                 links = switches.leaves_per_block * switches.spines_per_pod
                 self._mesh(leaves, spines, self.block_up_bytes_per_s, links)
-                here = range(nodes)[block * fabric.nodes_per_block : (block + 1) * fabric.nodes_per_block]
+                block_nodes = range(nodes)[
+                    block * fabric.nodes_per_block : (block + 1) * fabric.nodes_per_block
+                ]
                 if self.collapse:
-                    self._nodes(len(here), leaves, where)
+                    self._nodes(len(block_nodes), leaves, where)
                 else:
-                    for node in here:
+                    for node in block_nodes:
                         self._nodes(1, leaves, where | {"node": node})
         return self.graph
 

@@ -128,8 +128,8 @@ class MisfitError(_FieldsError):
 def expect(value: object, kind: type, hint: str = "") -> None:
     """Raise UserInputError unless *value* is of that *kind*; *hint* says how to get one."""
     if not isinstance(value, kind):
-        got = type(value).__name__ if not isinstance(value, type) else f"the class {value.__name__}"
-        raise UserInputError(f"expected a {kind.__name__}, got a {got}{hint and '; '}{hint}")
+        given = type(value).__name__ if not isinstance(value, type) else f"the class {value.__name__}"
+        raise UserInputError(f"expected a {kind.__name__}, got a {given}{hint and '; '}{hint}")
 
 
 class _Rule(NamedTuple):

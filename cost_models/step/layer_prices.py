@@ -190,10 +190,10 @@ class LayerPrices:
     def _terms_of_one_format_s(self, batches: MicroBatches, sides: tuple[bool, ...]) -> LayerTerms:
         tokens = batches.tokens_per_rank
         linear = {kind: cost.times(tokens, *sides) for kind, cost in self._costs.items()}
-        beside = [terms.total for terms in linear[self._beside]]
+        overlapped_s = [terms.total for terms in linear[self._beside]]
         rings = {
             side: self.attention.times(batches, backward=side, linear_s=beside_s)
-            for side, beside_s in zip(sides, beside, strict=True)
+            for side, beside_s in zip(sides, overlapped_s, strict=True)
             if self._beside.attends
         }
         exchange_s = None  # of a Mamba-2 layer's groups

@@ -128,13 +128,13 @@ class MicroBatchCost:
                 np.multiply(counts, layers[each, backward][:, None], out=out)
             if backward and self._repeating:
                 out[TERM_ROWS["recompute"]] += counts * (self._repeats_of[each] @ layers[each, False])
-        beside = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)
+        overlapped = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)
         offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
             if offloads:
                 out[TERM_ROWS["offload_wait"], row] += self.offloading.wait_s(batches, layers, kind, backward)
-            if self._sharded is not None and beside is not None:
-                exposed = self._sharded.exposed_s(kind, *beside, backward=backward)
+            if self._sharded is not None and overlapped is not None:
+                exposed = self._sharded.exposed_s(kind, *overlapped, backward=backward)
                 out[TERM_ROWS["layer_gather"], row], out[TERM_ROWS["layer_reduce"], row] = exposed
             if kind.mtp_layers and prediction is not None:
                 out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.seconds(tokens, backward=backward)

@@ -309,7 +309,7 @@ class _Script:
         if not any(_FLAG.match(word) for word, _ in words):
             words = self._of_variables  # a file of variables that another script reads
         name, line, values = "", 0, list[str | Unread]()
-        for word, here in [*words, ("--end", 0)]:
+        for word, word_line in [*words, ("--end", 0)]:
             flag = _FLAG.match(word)
             if flag is None or (flag[0] != word and word[flag.end()] != "="):
                 values.append(self._read(word))
@@ -319,7 +319,7 @@ class _Script:
                 for value in values[1:]:
                     if isinstance(value, Unread):
                         yield Option(name=f"(after --{name}: {value.why})", value=value, line=line)
-            name, line = flag[0][2:].replace("_", "-"), here
+            name, line = flag[0][2:].replace("_", "-"), word_line
             values = [self._read(word[flag.end() + 1 :])] if len(word) > flag.end() else []
         for variable, (value, line) in self._exported.items():
             yield Option(name=f"${variable}", value=self._read(value), line=line)

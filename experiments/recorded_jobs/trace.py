@@ -62,8 +62,10 @@ def read_recorded_job(trace: str | Path, meta: str | Path) -> RecordedJob:
     first_s = np.full(len(steps), np.inf)
     np.minimum.at(first_s, step, start_s)
     after_s = start_s - first_s[step]
-    late = after_s > _LONGEST_S
-    _refuse(path, late, lambda row: f"starts {after_s[row]:g} s after its step; at most {_LONGEST_S:g} s")
+    starts_late = after_s > _LONGEST_S
+    _refuse(
+        path, starts_late, lambda row: f"starts {after_s[row]:g} s after its step; at most {_LONGEST_S:g} s"
+    )
     job = RecordedJob(
         name=name,
         data_parallel=degrees["dp_size"],

@@ -126,8 +126,8 @@ class StepPredictor:
             )
         changes = tuple(f"{key}={_text(value)}" for key, value in given.items())
         if (name, changes) not in self._loaded:
-            beside = self._folder / name
-            self._loaded[name, changes] = load_scenario(beside if beside.is_file() else name, changes)
+            own_file = self._folder / name
+            self._loaded[name, changes] = load_scenario(own_file if own_file.is_file() else name, changes)
         return self._loaded[name, changes], changes
 
 

@@ -51,9 +51,9 @@ def _base(sweep: Sweep, overrides: tuple[str, ...]) -> tuple[Mapping[str, object
     document: object = sweep.base
     folder, name = sweep.folder, sweep.name
     if isinstance(sweep.base, str):
-        beside = sweep.folder / sweep.base
+        own_file = sweep.folder / sweep.base
         try:
-            path = beside if beside.is_file() else scenario_path(sweep.base)
+            path = own_file if own_file.is_file() else scenario_path(sweep.base)
         except UserInputError as error:
             raise ScenarioError((("base", str(error)),), sweep.source) from None
         document, folder, name = load_document(path).data, path.parent, path.stem

@@ -31,9 +31,9 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.network.links import Links
 from hdpsim.simulator.many_steps.checkpoints import Checkpoints, checkpoints_of
 from hdpsim.simulator.many_steps.host_memory import HostedStep, HostMemory, host_room_bytes
+from hdpsim.simulator.many_steps.lanes import Record
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.prepared_step import PreparedStep
-from hdpsim.simulator.many_steps.record import Record
 from hdpsim.simulator.many_steps.storage import SharedStorage, Storage, StorageOnNics, with_storage
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.play.engine import StepPlay

@@ -21,7 +21,7 @@ import simpy
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.errors import OutOfMemoryError
-from hdpsim.simulator.many_steps.record import Record
+from hdpsim.simulator.many_steps.lanes import Record
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.pipeline.program import Program
 from hdpsim.simulator.setup import Setup

@@ -10,7 +10,7 @@ import simpy
 
 from hdpsim.cost_models.hardware.parts import LinkKind
 from hdpsim.cost_models.network.links import Links, Pattern
-from hdpsim.simulator.many_steps.record import Record
+from hdpsim.simulator.many_steps.lanes import Record
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 

@@ -183,31 +183,31 @@ class FlowRecord:
                 )
         return tuple(sorted(found, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
 
-    def _lost_to(self, pieces: Ints, here: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
-        """[names, names and nobody]: seconds that pieces *here* lost to whoever sent over the same link meanwhile.
+    def _lost_to(self, pieces: Ints, slowed: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
+        """[names, names and nobody]: seconds that pieces *slowed* lost to whoever sent over the same link meanwhile.
 
         Args:
             pieces: of a link.
-            here: places in them of those that lose.
+            slowed: places in them of those that lose.
             bytes_per_s: of each piece on the link.
             name: of each piece, a number from 0.
-            lost_s: by each piece *here*.
+            lost_s: by each piece *slowed*.
         """
         names = int(name.max()) + 1
         total = np.zeros((names, names + 1))
         starts, ends = self.piece_start_s[pieces], self.piece_end_s[pieces]
         own_pieces = (name == one for one in range(names))
         moved_until = [_Moved(starts[own], ends[own], bytes_per_s[own]) for own in own_pieces]
-        for first in range(0, len(here), max(1, _MOST_PLACES // names)):
+        for first in range(0, len(slowed), max(1, _MOST_PLACES // names)):
             part = slice(first, first + max(1, _MOST_PLACES // names))
-            losing = here[part]
+            losing = slowed[part]
             others = np.stack([moved.between(starts[losing], ends[losing]) for moved in moved_until], axis=1)
             rows = np.arange(len(losing))
             others[rows, name[losing]] -= bytes_per_s[losing] * (ends[losing] - starts[losing])
             others[others <= ROUNDING * np.array([moved.total_bytes for moved in moved_until])] = 0.0
-            whole = others.sum(axis=1, keepdims=True)
-            shares = np.divide(others, whole, out=np.zeros_like(others), where=whole > 0)
-            shares = np.hstack([shares, whole <= 0]) * lost_s[part, None]
+            lost_bytes = others.sum(axis=1, keepdims=True)
+            shares = np.divide(others, lost_bytes, out=np.zeros_like(others), where=lost_bytes > 0)
+            shares = np.hstack([shares, lost_bytes <= 0]) * lost_s[part, None]
             np.add.at(total, name[losing], shares)
         return total
 

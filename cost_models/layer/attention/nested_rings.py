@@ -83,14 +83,14 @@ class NestedRings:
         self._fabric, self._cal, self._heads, self._exchange = fabric, cal, heads, exchange
         self._per_node = max(1, fabric.cluster.node.gpus // layout.parallel.rank_stride)
 
-    def times(self, beside: RingStepWork, groups: Groups, *, passes: float) -> NestedTimes:
-        """Of groups that do so much *beside*; *passes*: how often keys and values go round (gradients with them)."""
+    def times(self, step_work: RingStepWork, groups: Groups, *, passes: float) -> NestedTimes:
+        """Of groups that do so much *step_work*; *passes*: how often keys and values go round (gradients with them)."""
         volume = passes * BF16_BYTES * self._heads.kv_width * np.asarray(groups.tokens)
         sizes, tiers = np.broadcast_arrays(groups.size, groups.tier)
         of = self._double_ring if self._exchange is None else self._heads_in_rings
-        return of(beside, groups._replace(size=sizes, tier=tiers), volume)
+        return of(step_work, groups._replace(size=sizes, tier=tiers), volume)
 
-    def _double_ring(self, beside: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
+    def _double_ring(self, step_work: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
         """A ring of rings: keys and values of the ranks of a node go round in it, meanwhile to the next node.
 
             outer x (inner - 1) hops within a node      each beside one step
@@ -101,15 +101,15 @@ class NestedRings:
         nest = Nest.by_node(groups.size, groups.tier, self._per_node)
         inner_s = self._hop_s(volume, nest.inner, np.zeros_like(groups.tier))
         outer_s = self._hop_s(volume, nest.outer, groups.tier)
-        work_s, kept, hops = beside.step_s + beside.merge_s, self._cal.ring_overlap, nest.outer - 1.0
-        waiting_s = exposed_s(inner_s, work_s, kept, beside.host_s)
+        work_s, kept, hops = step_work.step_s + step_work.merge_s, self._cal.ring_overlap, nest.outer - 1.0
+        waiting_s = exposed_s(inner_s, work_s, kept, step_work.host_s)
         round_s = nest.inner * (work_s + waiting_s)
         within_s = nest.outer * (nest.inner - 1.0) * waiting_s
         wait_s = within_s + hops * exposed_s(outer_s, round_s, kept)
         sent = self._sent(hops, outer_s, round_s, volume, groups.tier)
         return NestedTimes(wait_s, groups.size - 1.0, sent)
 
-    def _heads_in_rings(self, beside: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
+    def _heads_in_rings(self, step_work: RingStepWork, groups: Groups, volume: Floats) -> NestedTimes:
         """All-to-alls give every rank of a set all its tokens of some heads; keys and values go round between sets.
 
             wait = all-to-alls of the set + (outer - 1) x what a step of the ring does not hide
@@ -121,10 +121,10 @@ class NestedRings:
         nest = Nest.by_heads(groups.size, groups.tier, self._per_node, max(1, int(self._heads.heads)))
         volume = volume * np.maximum(1.0, nest.inner / self._heads.kv_heads)
         hop_s = self._hop_s(volume, nest.outer, groups.tier)
-        work_s, hops = groups.size * beside.step_s / nest.outer + beside.merge_s, nest.outer - 1.0
+        work_s, hops = groups.size * step_work.step_s / nest.outer + step_work.merge_s, nest.outer - 1.0
         spread_s = self._exchange.spread_s(groups.tokens, nest.inner)
-        wait_s = spread_s + hops * exposed_s(hop_s, work_s, self._cal.ring_overlap, beside.host_s)
-        sent = self._sent(hops, hop_s, work_s, volume, groups.tier, beside.host_s)
+        wait_s = spread_s + hops * exposed_s(hop_s, work_s, self._cal.ring_overlap, step_work.host_s)
+        sent = self._sent(hops, hop_s, work_s, volume, groups.tier, step_work.host_s)
         return NestedTimes(wait_s, hops, sent)
 
     def _hop_s(self, volume_bytes: Floats, members: Floats, tier: Ints) -> Floats:

@@ -24,9 +24,9 @@ class Cut(NamedTuple):
         """Share of its group's ranks that hold each document."""
         return self.ranks / self.group_size
 
-    def where(self, here: Bools, other: Cut) -> Cut:
+    def where(self, chosen: Bools, other: Cut) -> Cut:
         """The *other* cut of some documents, this one of the rest."""
-        ranks, slices = (np.where(here, new, own) for own, new in zip(self[2:], other[2:], strict=True))
+        ranks, slices = (np.where(chosen, new, own) for own, new in zip(self[2:], other[2:], strict=True))
         return self._replace(ranks=ranks, slices=slices)
 
     @classmethod

@@ -172,8 +172,8 @@ class AttentionCost:
         return RingTimes(attention, hops * merge, wait)
 
     def _nested(self, rings: NestedRings, step_s: Floats, groups: Groups, *, backward: bool) -> NestedTimes:
-        beside = RingStepWork(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
-        return rings.times(beside, groups, passes=RING_BACKWARD_VOLUME if backward else 1.0)
+        step_work = RingStepWork(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
+        return rings.times(step_work, groups, passes=RING_BACKWARD_VOLUME if backward else 1.0)
 
     def times(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> RingTimes:
         """Seconds of attention, merging and waiting of one layer.

@@ -93,9 +93,9 @@ class ContextExchange:
         """
         tokens, *_ = np.broadcast_arrays(*groups[:3])
         out = np.zeros(tokens.shape)
-        for here, size, tier in groups.kinds():
-            here = np.broadcast_to(here, tokens.shape)
-            out[here] = self._of_group(tokens[here], self._shape(size, tier), backward=backward)
+        for of_kind, size, tier in groups.kinds():
+            of_kind = np.broadcast_to(of_kind, tokens.shape)
+            out[of_kind] = self._of_group(tokens[of_kind], self._shape(size, tier), backward=backward)
         return out
 
     @priced("ring_merge")
@@ -118,8 +118,8 @@ class ContextExchange:
         tokens, sizes = np.broadcast_arrays(tokens_per_rank, inner)
         out = np.zeros(sizes.shape)
         for size in {int(one) for one in sizes.flat if one > 1}:
-            here = sizes == size
-            out[here] = self._spread_heads(tokens[here], self._shape(size, 0))
+            of_size = sizes == size
+            out[of_size] = self._spread_heads(tokens[of_size], self._shape(size, 0))
         return out
 
     def halves(
@@ -144,13 +144,13 @@ class ContextExchange:
         sent_bytes = BF16_BYTES * np.array([dealt.arriving, dealt.leaving])  # [before or after, half, n]
         seconds, far_bytes = np.zeros_like(sent_bytes), np.zeros_like(sent_bytes)
         rate, linear = np.ones_like(groups.size), 0.0 if linear_s is None else linear_s
-        for here, size, tier in groups.kinds():
+        for of_kind, size, tier in groups.kinds():
             group = self._shape(size, tier)
-            spread = sent_bytes[..., here] * size / (size - 1)  # with what a rank would keep itself
-            seconds[..., here] = self._collectives.all_to_all_s(spread, group)
+            spread = sent_bytes[..., of_kind] * size / (size - 1)  # with what a rank would keep itself
+            seconds[..., of_kind] = self._collectives.all_to_all_s(spread, group)
             if tier:
-                far_bytes[..., here] = spread * (1.0 - group.ranks_per_node / size)
-                rate[here] = min(network for _, network in self._collectives.wires(group).remote)
+                far_bytes[..., of_kind] = spread * (1.0 - group.ranks_per_node / size)
+                rate[of_kind] = min(network for _, network in self._collectives.wires(group).remote)
         first_s, second_s = dealt.first_share * attention_s, (1.0 - dealt.first_share) * attention_s
         before_s, after_s = dealt.second_tokens * linear, (1.0 - dealt.second_tokens) * linear
         behind_s = np.array([[before_s, first_s], [second_s, after_s]])
@@ -168,21 +168,21 @@ class ContextExchange:
         seconds = np.where(groups.far, self.seconds(groups, backward=backward), 0.0)
         sent, rate = np.zeros_like(seconds), np.ones_like(seconds)
         context, heads = self._layout.context, self._heads
-        for here, size, tier in groups.kinds():
+        for of_kind, size, tier in groups.kinds():
             if not tier:
                 continue
-            group, tokens = self._shape(size, tier), groups.tokens[here]
+            group, tokens = self._shape(size, tier), groups.tokens[of_kind]
             wires = self._collectives.wires(group)
             if context.kind == "ulysses":
                 copies = max(1.0, size / heads.kv_heads)
                 width = heads.heads * heads.query_dim + copies * heads.kv_width + heads.output_width
-                sent[here] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
-                rate[here] = min(network for _, network in wires.remote)
+                sent[of_kind] = BF16_BYTES * width * tokens * (1.0 - group.ranks_per_node / size)
+                rate[of_kind] = min(network for _, network in wires.remote)
             else:
                 twice = backward and context.kind == "all-gather" and not context.keep_gathered
                 volume = (2.0 if twice else 1.0) * BF16_BYTES * heads.kv_width * tokens * (size - 1)
-                sent[here] = volume / group.ranks_per_node
-                rate[here] = wires.nic_bytes_per_s
+                sent[of_kind] = volume / group.ranks_per_node
+                rate[of_kind] = wires.nic_bytes_per_s
         return SentTimes.of_collective(seconds, sent, rate, hidden_s=hidden_s, counted=groups.far)
 
     def _of_group(self, tokens: Floats, group: GroupShape, *, backward: bool) -> Floats:

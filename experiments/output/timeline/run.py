@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from hdpsim.simulator.many_steps.record import LaneSpan, Record
+from hdpsim.simulator.many_steps.lanes import LaneSpan, Record
 
 from .step import DEFAULT_MAX_SLICES, meta_event, text_file
 

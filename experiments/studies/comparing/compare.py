@@ -297,13 +297,13 @@ def run_setup(
             for number, (lengths, result) in enumerate(zip(before.lengths, before.results, strict=True)):
                 known[lengths.tobytes(), setup.at_step(number).execution.step] = result
         for number, lengths in enumerate(batches):
-            this = setup.at_step(number)
-            key = (lengths.tobytes(), this.execution.step)
+            at_step = setup.at_step(number)
+            key = (lengths.tobytes(), at_step.execution.step)
             if key not in known:
                 first = number == 0
-                seen = links and first and this.execution.network == "flows"
-                options = replace(this.execution, spans=spans and first, record_links=seen)
-                recorded = replace(this, execution=options)
+                seen = links and first and at_step.execution.network == "flows"
+                options = replace(at_step.execution, spans=spans and first, record_links=seen)
+                recorded = replace(at_step, execution=options)
                 known[key] = simulate_step(recorded, lengths, mesh_degree=degree)
             result = known[key]
             if loads is not None and result.network is not None:

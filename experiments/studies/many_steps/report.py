@@ -10,8 +10,7 @@ from hdpsim.cost_models.reading.units import format_quantity
 from hdpsim.experiments.output.amounts import duration
 from hdpsim.experiments.output.document import Column, Document, OutputFile, Table, facts, files_of
 from hdpsim.experiments.output.json_data import attributes
-from hdpsim.experiments.output.plots.steps import plot_steps
-from hdpsim.experiments.output.plots.time import plot_time_breakdown
+from hdpsim.experiments.output.plots.time import plot_steps, plot_time_breakdown
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
 from hdpsim.experiments.studies.links.over_steps import IN_DATA
 from hdpsim.experiments.studies.step_report import (

@@ -18,9 +18,9 @@ from hdpsim.experiments.parallel.engines import LocalEngine
 from hdpsim.experiments.studies.comparing.compare import Lengths, Report, silent, strategy_batches
 from hdpsim.experiments.studies.links.over_steps import LinksOverSteps
 from hdpsim.simulator.many_steps.clock import RunStep, run_of
+from hdpsim.simulator.many_steps.lanes import Record
 from hdpsim.simulator.many_steps.options import RunOptions
 from hdpsim.simulator.many_steps.prepared_step import PreparedStep, prepare_step
-from hdpsim.simulator.many_steps.record import Record
 from hdpsim.simulator.planning import settled_degree
 from hdpsim.simulator.playing import wired
 from hdpsim.simulator.setup import Setup

@@ -137,9 +137,9 @@ class Rows:
 
     def kept(self, stay: Bools) -> Rows:
         """These rows without the entries of some links; *stay*: [links]."""
-        here = stay[self.link]
-        offsets = offsets_of(np.bincount(self.row[here], minlength=len(self.largest)))
-        return replace(self, offsets=offsets, link=self.link[here], flows=self.flows[here])
+        on_link = stay[self.link]
+        offsets = offsets_of(np.bincount(self.row[on_link], minlength=len(self.largest)))
+        return replace(self, offsets=offsets, link=self.link[on_link], flows=self.flows[on_link])
 
     def bytes_per_s(self, capacity_bytes_per_s: Floats) -> Floats:
         """[rows]: rate of the busiest GPU while a row's flows have their links to themselves; infinite: none."""
@@ -348,8 +348,8 @@ class Places:
             case "ring":
                 return Sent.of(row, gpus, gpus[first + (place + 1) % size])
             case "exchange":  # a ring of nodes, the members of a node side by side
-                beside = np.minimum(max(1, node_gpus // self._parallel.rank_stride), -(-size // 2))
-                return Sent.of(row, gpus, gpus[first + (place + beside) % size])
+                distance = np.minimum(max(1, node_gpus // self._parallel.rank_stride), -(-size // 2))
+                return Sent.of(row, gpus, gpus[first + (place + distance) % size])
             case "spread":
                 peer = np.arange(int(size.max()))
                 exists = peer < size[:, None]
@@ -357,8 +357,8 @@ class Places:
                 source = np.broadcast_to(gpus[:, None], target.shape)
                 return _evenly(row[:, :, None], source, target, exists[:, :, None], node_gpus)
             case "tensor":
-                beside = min(node_gpus, self._parallel.tp)
-                return Sent.of(row, gpus, np.roll(gpus, -beside, axis=1))
+                distance = min(node_gpus, self._parallel.tp)
+                return Sent.of(row, gpus, np.roll(gpus, -distance, axis=1))
             case "experts":
                 ranks, cut = traffic.expert_ranks
                 index = member[:, None] * self._parallel.tp + np.arange(self._parallel.tp)

@@ -70,8 +70,8 @@ class Arrivals:
         """Operations that end once these have been *computed*, too."""
         meeting = self._meeting[computed]
         met = meeting != ALONE
-        came = meeting[met]
-        np.subtract.at(self._absent, came, 1)
-        held = np.unique(came[self._absent[came] == 0])
+        arrived = meeting[met]
+        np.subtract.at(self._absent, arrived, 1)
+        held = np.unique(arrived[self._absent[arrived] == 0])
         together = self._operations[ranges(self._first[held], self._parties[held])]
         return np.concatenate([computed[~met], together])
