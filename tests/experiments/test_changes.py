@@ -22,6 +22,8 @@ from hdpsim.experiments.studies.scale import scale
 from hdpsim.experiments.sweeps.axes import load_sweep
 from hdpsim.experiments.sweeps.cells import expand
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 LIKE_THE_README = """\
 model: llama-3-8b
 cluster: {node: hgx-h100-80gb, gpus: 16}

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.cli.printing import say
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "\x1b]0;owned\x07\x9b31m"
 SMALL = ("--set", "execution.batches=1", "--set", "data.batch=128K tokens", "--set", "data.context=16K")

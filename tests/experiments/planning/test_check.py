@@ -21,6 +21,8 @@ from hdpsim.experiments.planning.checking.trials import Trials, overrides_of
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 
 def small(*overrides: str, layout: Mapping[str, object] | None = None, **sections: Any) -> Scenario:
     """A small model on two servers, equal sequences."""

@@ -12,6 +12,8 @@ from hdpsim.experiments.records.columns import read_records, shipped_records
 from hdpsim.experiments.records.prediction import predict
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
+pytestmark = pytest.mark.usefixtures("each_step_once")
+
 
 @pytest.mark.slow
 def test_the_shipped_margin_is_that_of_peaks_that_count_tensors() -> None:

@@ -32,6 +32,8 @@ from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import space_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 DOCUMENT: dict[str, Any] = {
     "name": "small",
     "model": {"name": "tiny", "layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "head_dim": 128,

@@ -23,6 +23,8 @@ from hdpsim.experiments.studies.many_steps.report import steps_table
 from hdpsim.experiments.studies.many_steps.run import ManySteps, simulate_many
 from hdpsim.simulator.play.execution import SharedLinks
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 SMALL = ("data.batch=128K tokens", "data.context=16K")
 
 

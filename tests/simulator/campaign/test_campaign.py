@@ -15,6 +15,8 @@ from hdpsim.simulator.campaign.events import Handling, mean_detection_s
 from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 DAY = 86400.0
 HOUR = 3600.0
 

@@ -20,6 +20,8 @@ from hdpsim.simulator.campaign.setup import CampaignResult, CampaignSetup
 from hdpsim.simulator.play.engine import StepPlay
 from hdpsim.simulator.play.pipeline.program import compile_program
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 DAY, HOUR = 86400.0, 3600.0
 HANDLING = Handling(
     heartbeat_s=10.0, heartbeat_misses=3, hang_timeout_s=100.0, diagnosis_s=100.0, manual_share=0.0,

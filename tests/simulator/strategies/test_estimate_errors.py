@@ -15,6 +15,8 @@ from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.compare_plans import Contest
 from hdpsim.simulator.strategies.estimate_errors import DOUBTS, EstimateError
 
+pytestmark = pytest.mark.usefixtures("each_plan_once")
+
 HDP = ("hdp-naive", "hdp-balance", "hdp-opt")
 SCENARIOS = {
     stages: hdpsim.load_scenario(
