@@ -23,7 +23,14 @@ from hdpsim.quoting import quoted
 from hdpsim.ranges import LIMITS
 from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.setup import Setup
-from hdpsim.simulator.step_memory import capacity_tokens, check_fits, hosted_tokens, memory_of, plan_memory
+from hdpsim.simulator.step_memory import (
+    capacity_tokens,
+    check_fits,
+    held_tokens,
+    hosted_tokens,
+    memory_of,
+    plan_memory,
+)
 from hdpsim.simulator.strategies.estimate_errors import EstimateError
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.registry import make_plan
@@ -77,7 +84,8 @@ def _plan(setup: Setup, tokens: Ints, quick: bool) -> tuple[Plan, PlanningProble
     check_strategy(setup)
     capacities = [(kind, capacity_tokens(kind)) for kind in setup.kinds]
     for kind, capacity in capacities:  # before a long search
-        check_fits(kind, memory_of(kind, capacity, micro_batches=1, sequence_tokens=1))
+        held = held_tokens(kind, capacity)
+        check_fits(kind, memory_of(kind, held, micro_batches=1, sequence_tokens=1))
     problem = _estimating(setup, replace(_problem(setup, tokens, capacities), quick=quick))
     plan = make_plan(problem)
     report = plan_memory(setup, plan)

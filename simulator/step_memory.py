@@ -145,6 +145,21 @@ def memory_of(
     return replace(report, context=report.context - tables, working_set=report.working_set + tables)
 
 
+def held_tokens(setup: Setup, capacity: int, degree: int | None = None) -> int:
+    """Tokens of a micro-batch that a rank has at most: C, or its share of the context where a static mesh needs less.
+
+    Packs of a mesh are as long as the context at most, however much its ranks could hold.
+
+    Args:
+        setup: what is simulated.
+        capacity: C.
+        degree: ranks that share a pack; None: the layout's cp, or one rank where it states none.
+    """
+    if not setup.strategy.has_one_mesh:
+        return capacity
+    return min(capacity, -(-setup.context_tokens // (degree or setup.layout.parallel.cp or 1)))
+
+
 def hosted_tokens(setup: Setup, cost: MicroBatchCost, capacity: int) -> float:
     """Tokens of a sequence that a rank can hold while its host has room for what it offloads.
 
@@ -173,7 +188,7 @@ def states_on_host(setup: Setup) -> float:
 
 
 def plan_memory(setup: Setup, plan: Plan, stage: int | None = None) -> MemoryReport:
-    """What a stage (None: the fullest) needs to run *plan*: its capacity, its micro-batches, its longest sequence.
+    """What a stage (None: the fullest) needs to run *plan*: tokens its ranks may have, micro-batches, longest sequence.
 
     With nodes of several kinds: of the kind with the least share of its memory left.
     """
@@ -190,13 +205,15 @@ def kind_memory(setup: Setup, plan: Plan, stage: int | None = None) -> tuple[Mem
     """Memory that a plan needs on every kind of node."""
     if not isinstance(setup.cluster, MixedCluster):
         most = int(np.diff(plan.order_offsets).max())
-        return (_kind_memory(setup, plan, plan.capacity_tokens, most, stage),)
+        tokens = held_tokens(setup, plan.capacity_tokens, int(plan.group_size.max()))
+        return (_kind_memory(setup, plan, tokens, most, stage),)
     of_rank, slots = rank_kinds(setup.cluster, setup.layout.parallel), np.diff(plan.order_offsets)
     capacity = plan.rank_capacity_tokens
     reports = []
     for number, kind in enumerate(setup.kinds):
         ranks = of_rank == number
         tokens = plan.capacity_tokens if capacity is None else int(capacity[ranks].max())
+        tokens = held_tokens(setup, tokens, int(plan.group_size.max()))
         reports.append(_kind_memory(kind, plan, tokens, max(1, int(slots[ranks].max())), stage, ranks))
     return tuple(reports)
 

@@ -26,7 +26,7 @@ from hdpsim.simulator.playing import play_with_data
 from hdpsim.simulator.pricing import price_micro_batches
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
-from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of
+from hdpsim.simulator.step_memory import capacity_tokens, check_fits, held_tokens, memory_of
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import mesh_degrees, rings_alike
 
@@ -96,7 +96,7 @@ def _step(setup: Setup, batch: _Batch) -> tuple[float, MemoryReport]:
         return _simulated(setup, batch)
     check_strategy(setup)
     capacity = capacity_tokens(setup)
-    memory = _memory(setup, batch, capacity)
+    memory = _memory(setup, batch, held_tokens(setup, capacity))
     priced = replace(setup, layout=setup.layout.of_prices)
     cost = micro_batch_cost(priced)
     (degree,) = mesh_degrees(
@@ -151,7 +151,7 @@ def _ring(fabric: FabricModel, degree: int, stride: int) -> tuple[Ints, Floats |
     return fabric.ring_tiers(gpus, ring), fabric.ring_crossing(gpus, ring, stride)
 
 
-def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:
+def _memory(setup: Setup, batch: _Batch, held: int) -> MemoryReport:
     """Memory of the step; refused at once is what needs too much for a single micro-batch, as simulate_step does.
 
     A step has one micro-batch of a rank at least, so one that fits needs no second look.
@@ -161,14 +161,14 @@ def _memory(setup: Setup, batch: _Batch, capacity: int) -> MemoryReport:
     unfused = setup.layout.kernels.attention == "unfused"
     memory = memory_of(
         setup,
-        capacity,
+        held,
         micro_batches=-(-batch.packs(setup) // max(1, setup.ranks // degree)),
         sequence_tokens=-(-batch.tokens // degree) if unfused else None,
     )
     if not memory.fits:
-        check_fits(setup, memory_of(setup, capacity, micro_batches=1, sequence_tokens=1))
+        check_fits(setup, memory_of(setup, held, micro_batches=1, sequence_tokens=1))
         # Before anything is priced, unless the mesh itself will be refused.
-        if degree == 1 and setup.context_tokens <= capacity:
+        if degree == 1 and setup.context_tokens <= held:
             check_fits(setup, memory)
     return memory
 

@@ -12,7 +12,7 @@ from hdpsim.errors import HdpSimError, InfeasibleError, OutOfMemoryError
 from hdpsim.experiments.scenario.overrides import apply_overrides
 from hdpsim.experiments.scenario.scenario import load_scenario, written_document
 from hdpsim.experiments.studies.comparing.compare import run_batches
-from hdpsim.simulator.step_memory import memory_of
+from hdpsim.simulator.step_memory import held_tokens, memory_of
 from hdpsim.simulator.strategies.static.static_mesh import divisors
 
 from .observed import halves
@@ -77,6 +77,7 @@ def _memory_lines(error: InfeasibleError, source: ScenarioSource, overrides: Ove
     tp = setup.layout.parallel.tp
     tokens = setup.layout.context.rank_capacity_tokens or CAPACITY_STEP_TOKENS * tp
     stages = range(setup.layout.parallel.pp)
+    tokens = held_tokens(setup, tokens)
     reports = [memory_of(setup, tokens, stage=stage) for stage in stages]
     beyond = [report for report in reports if not report.fits]
     yield (

@@ -16,7 +16,13 @@ from hdpsim.experiments.studies.power import power_of
 from hdpsim.simulator.planning import check_strategy, micro_batch_cost, planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_step
-from hdpsim.simulator.step_memory import capacity_tokens, check_fits, memory_of, tokens_with_headroom
+from hdpsim.simulator.step_memory import (
+    capacity_tokens,
+    check_fits,
+    held_tokens,
+    memory_of,
+    tokens_with_headroom,
+)
 from hdpsim.simulator.strategies.hdp.groups import needed_ratio
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.uniform import price_uniform
@@ -205,7 +211,7 @@ def _is_tight(question: Question, setup: Setup, lengths: Lengths, longest: int) 
         packs = -(-int(lengths.sum()) // setup.context_tokens)
         slots = -(-packs // max(1, setup.ranks // cp))
     capacity = capacity_tokens(setup)
-    report = memory_of(setup, capacity, micro_batches=slots, sequence_tokens=1)
+    report = memory_of(setup, held_tokens(setup, capacity), micro_batches=slots, sequence_tokens=1)
     check_fits(setup, report)
     most = micro_batch_cost(setup).attention.most_ranks or setup.ranks
     if not setup.strategy.has_one_mesh and longest > min(setup.ranks, most) * capacity:

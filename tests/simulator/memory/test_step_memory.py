@@ -70,6 +70,24 @@ def test_memory_is_that_of_the_micro_batches_of_the_plan() -> None:
     assert next(first) == pytest.approx(next(first) / 4)
 
 
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("capacity", [1024, 4096, None])
+def test_a_mesh_needs_memory_for_its_share_of_the_context_however_much_a_rank_could_hold(
+    capacity: int | None, stated: bool
+) -> None:
+    """Four ranks share packs of 4,096 tokens: each holds 1,024 of them, and no batch can give it more."""
+    layout = Layout(cp=4 if stated else None)
+    setup = small_setup(name="static", context=4096, layout=layout, nodes=1)
+    setup = replace(setup, layout=layout.changed(rank_capacity_tokens=capacity))
+    step = simulate_step(setup, LENGTHS, mesh_degree=4)
+    assert step.memory == memory_of(replace(setup, layout=layout.changed(cp=4)), 1024, micro_batches=8)
+    if capacity == 4096 and stated:
+        # What such a mesh needs is there, though 4,096 tokens on a rank would not fit.
+        tight = with_hbm(setup, step.memory.total_bytes)
+        assert not memory_of(tight, 4096).fits
+        assert simulate_step(tight, LENGTHS).step_s == step.step_s
+
+
 def test_scores_are_those_of_the_longest_sequence_of_the_plan() -> None:
     layout = Layout(attention_kernel="unfused")
     short, long = (
