@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp
-from hdpsim.cost_models.kernels.gemm import memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layer.gemms import FORWARD, LayerGemms
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.collectives import Collectives
@@ -27,11 +29,21 @@ METRIC_BYTES = 14.0
 class OutputHead:
     """Time of the head of one model and layout; a multi-token-prediction layer has one of its own."""
 
-    def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration) -> None:
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        gpu: Gpu,
+        cal: Calibration,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """*collectives*: what gathers logits; None: nothing does."""
         self._layout, self._gpu, self._cal = layout, gpu, cal
-        inner, self._columns = vocabulary_matrix(model).shard(layout.parallel.tp)
+        inner, columns = vocabulary_matrix(model).shard(layout.parallel.tp)
+        self._collectives = collectives if layout.tensor.gathered_logits and layout.parallel.tp > 1 else None
+        self._logits = columns * layout.parallel.tp if self._collectives else columns
         self._products = LayerGemms(
-            [LinearOp(columns=self._columns, inner=inner)],
+            [LinearOp(columns=columns, inner=inner)],
             layout,
             gpu,
             cal,
@@ -47,7 +59,7 @@ class OutputHead:
     def _logits_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
         """Output projection (vocabulary sharded over TP) and cross-entropy, whose gradient its forward computes."""
         passes = (self._products.backward if side else FORWARD for side in sides)
-        loss_s = self.loss_s(tokens)
+        loss_s = self.loss_s(tokens) + self._gather_s(tokens)
         return [
             time_s if side else time_s + loss_s
             for side, time_s in zip(sides, self._products.products_s(tokens, *passes), strict=True)
@@ -57,12 +69,28 @@ class OutputHead:
         """[n]: the part of the backward that is the weight gradient."""
         return self._products.weight_gradient_s(tokens)
 
+    def _gather_s(self, tokens: Floats) -> Floats:
+        """Gathering the logits of the whole vocabulary (gathered_logits).
+
+            t = all-gather(2 B x V x tokens) + 2 x 2 B x V x tokens / HBM       put together by a copy
+
+        Counted: in the forward alone; every GPU takes its own part of the gradient.
+        Ignored: that NICs are busy meanwhile where the group spans servers.
+        Source: PyTorch, ColwiseParallel(output_layouts=Replicate()), distributed/_functional_collectives.py
+        (all_gather_tensor: cat of chunks where the dimension is not the first).
+        """
+        if self._collectives is None:
+            return np.zeros_like(tokens)
+        volume = BF16_BYTES * self._logits * tokens
+        gather_s = self._collectives.all_gather_s(volume, self._collectives.group(self._layout.parallel.tp))
+        return np.asarray(gather_s + memory_bound_s(2 * volume, self._gpu, self._cal))
+
     def loss_s(self, tokens: Floats) -> Floats:
-        """Cross-entropy, its gradient included, and metrics that compute it again."""
+        """Cross-entropy of the logits a GPU has, its gradient included, and metrics that compute it again."""
         fused = self._layout.kernels.fused and self._layout.kernels.fused_loss
         passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
         passes_bytes += METRIC_BYTES * self._layout.kernels.loss_metrics
-        return memory_bound_s(passes_bytes * self._columns * tokens, self._gpu, self._cal)
+        return memory_bound_s(passes_bytes * self._logits * tokens, self._gpu, self._cal)
 
 
 LOSS_BYTES = 8.0  # two numbers of 32 bits: the sum of the losses and the tokens that count

@@ -161,6 +161,9 @@ class Tensor(Group):
     )
     """Tensors are [batch, sequence, hidden] (DTensor): chunks of tensor-parallel collectives are put together and taken
     apart by copies, and the backward gathers inputs no second time; sequence parallelism only."""
+    gathered_logits: bool = switch(False, needs=(needs.CUT_LAYERS,))
+    """Every GPU gathers the logits of the whole vocabulary and computes all of the loss (PyTorch's and Hugging Face's
+    plans); off: each has its part of both."""
     asynchronous: bool = switch(False, name="tp_asynchronous", needs=(needs.CUT_LAYERS, needs.NO_CHUNKS))
     """Tensor-parallel collectives are called asynchronously: they run beside whole products that do not need them."""
 

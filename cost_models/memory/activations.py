@@ -331,12 +331,14 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
     """Final norm, output projection and loss on the last stage, per token of a rank and on each GPU.
 
         2 x 2 h / t + logit_bytes x V / t, for the model's head and each multi-token-prediction head in turn
+        (gathered_logits: logit_bytes x V)
 
     Counted: logits of one head at a time (prediction heads run one after the other).
     Source: arXiv 2205.05198 section 4.3 (4 s b h (1 + V / h) / t with fp32 logits: logit_bytes = 4).
     """
     inputs = 2 * BF16_BYTES * model.hidden / residual_shards(layout) * (1 + model.mtp_layers)
-    return inputs + logit_bytes * -(-model.vocab // layout.parallel.tp)
+    cut = 1 if layout.tensor.gathered_logits else layout.parallel.tp
+    return inputs + logit_bytes * -(-model.vocab // cut)
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:

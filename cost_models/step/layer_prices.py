@@ -93,7 +93,7 @@ class LayerPrices:
         self._beside = next((kind for kind in alone if kind.attends), next(iter(alone)))
         of_gpu = (model, layout, cluster.gpu, cal)
         self._exchange = None if model.mamba is None else MambaExchange(*of_gpu, self.collectives)
-        self.head = OutputHead(*of_gpu)
+        self.head = OutputHead(*of_gpu, self.collectives)
         self._wide_shares = wide_shares(model, layout.precision)
         self._wide = layer_prices(model, _all_wide(layout), cluster, cal) if self._wide_shares else None
         self.prediction = _prediction_gemms(*of_gpu) if model.mtp_layers else None

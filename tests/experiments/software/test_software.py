@@ -454,18 +454,23 @@ def test_losses_that_nothing_fuses_copy_their_logits_to_32_bits(
 
 
 @pytest.mark.parametrize(
-    ("framework", "batch_first"),
-    [("KempnerForge (PyTorch FSDP2)", True), ("torchtitan", True), ("nanotron", None), ("Megatron-LM", None)],
+    ("framework", "batch_first", "gathered"),
+    [
+        ("KempnerForge (PyTorch FSDP2)", True, True),
+        ("Hugging Face Trainer", True, True),
+        ("torchtitan", True, None),
+        ("nanotron", None, None),
+        ("Megatron-LM", None, None),
+    ],
 )
-def test_tensor_parallelism_of_pytorch_cuts_the_second_dimension(
-    framework: str, batch_first: bool | None
+def test_tensor_parallelism_of_pytorch_cuts_the_second_dimension_and_gathers_logits(
+    framework: str, batch_first: bool | None, gathered: bool | None
 ) -> None:
-    of_four, of_one = (
-        setting_of(Run(RunConfig(gpu="h100", framework=framework, year=2025, tp=tp)), "tp_batch_first")
-        for tp in (4, 1)
-    )
-    assert of_one is None
-    assert (of_four and of_four.value) == batch_first
+    of_four, of_one = (Run(RunConfig(gpu="h100", framework=framework, year=2025, tp=tp)) for tp in (4, 1))
+    switches = ("tp_batch_first", "gathered_logits")
+    assert [setting_of(of_one, switch) for switch in switches] == [None, None]
+    said = [setting_of(of_four, switch) for switch in switches]
+    assert [setting and setting.value for setting in said] == [batch_first, gathered]
 
 
 @pytest.mark.parametrize(
