@@ -47,29 +47,37 @@ class Contest:
             plan, self._judged, self.end_s = self.best, True, np.inf
             self._play(plan)
 
-    def enter(self, plan: Plan, least_s: float) -> None:
-        """Take *plan* if it is better; it ends no earlier than *least_s*."""
-        if least_s < self.end_s:
-            self.judge()
-            self._play(plan)
+    def enter(self, plan: Plan, least_s: float) -> float:
+        """Take *plan* if it is better; it ends no earlier than *least_s*.
 
-    def _play(self, plan: Plan) -> None:
+        Returns:
+            When it ends; infinite where nobody looked, since it is too late or was there before.
+        """
+        if least_s >= self.end_s:
+            return np.inf
+        self.judge()
+        return self._play(plan)
+
+    def _play(self, plan: Plan) -> float:
         """Price and play a plan, and of few micro-batches in a pipeline their opposite order, too."""
         padding = plan.segment_offsets[:0] if plan.padding_tokens is None else plan.padding_tokens
         parts = (plan.order, plan.segment_sequence, plan.segment_offsets, plan.member_ranks, padding)
         key = b"".join(part.tobytes() for part in parts)
         if key in self._seen:
-            return
+            return np.inf
         self._seen.add(key)
         ways = [plan]
         if self._problem.meets and (self._reorders or not has_common_slots(plan)):
             ways = [plan] * has_common_slots(plan) + [in_common_slots(self._problem, plan)]
         elif self._reorders and plan.micro_batches <= FEW:
             ways.append(_backwards(plan))
+        first_s = np.inf
         for way in ways:
             step_s = self._step_s(way)
+            first_s = min(first_s, step_s)
             if step_s < self.end_s:
                 self.best, self.end_s = way, step_s
+        return first_s
 
     def _step_s(self, plan: Plan) -> float:
         """The step of a plan, without noise and loading, and without what every plan's epilogue takes.

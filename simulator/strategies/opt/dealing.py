@@ -48,6 +48,13 @@ class Packs:
         """Work of all packs."""
         return float(self.seconds.sum()) + self.loose_s
 
+    def longest_s(self, problem: PlanningProblem) -> float:
+        """Time of the longest sequence as a micro-batch of its own: no draft ends earlier; 0: there is none."""
+        if not len(self.tokens):
+            return 0.0
+        attention_s = self.work_s[:1] - problem.token_s * self.tokens[:1]
+        return float(problem.micro_batch_s(attention_s, self.tokens[:1])[0])
+
     @property
     def same_time(self) -> bool:
         """Do all packs take the same time, because of the least time of a micro-batch?"""

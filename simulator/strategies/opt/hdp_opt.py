@@ -71,6 +71,13 @@ FLOOR_SHARES = (0.25, 0.8)
 
 
 def balanced_draft(problem: PlanningProblem) -> Draft:
+    """The draft of draft_below, however late it ends."""
+    draft = draft_below(problem, np.inf)
+    assert draft is not None, "the first draft ends before infinity"
+    return draft
+
+
+def draft_below(problem: PlanningProblem, below_s: float) -> Draft | None:
     """Long sequences first, each as a gang of ranks; then everything else to the ranks that are free first.
 
     1. A time limit gives every sequence the smallest group that memory (with offload) and the limit allow. For each
@@ -79,9 +86,9 @@ def balanced_draft(problem: PlanningProblem) -> Draft:
     3. Sequences that fit a pack are dealt to the ranks that are free first, as full packs or one by one,
        and exchanged between the busiest and the least busy ranks (see dealing).
     With a pipeline a rank's longest micro-batch also costs (p - 1) / v bubbles of its length: it counts as load.
-    The draft with the smallest estimated makespan wins.
+    The draft with the smallest estimated makespan wins; None where all limits have an ideal step past *below_s*.
     """
-    return _Search(problem).best()
+    return _Search(problem, below_s).best()
 
 
 class _Search:
@@ -92,21 +99,25 @@ class _Search:
         drafts: those that were planned.
     """
 
-    def __init__(self, problem: PlanningProblem) -> None:
-        self.problem, self.step_s = problem, plan_ideal_s(problem)
+    def __init__(self, problem: PlanningProblem, below_s: float) -> None:
+        self.problem, self.step_s, self._below_s = problem, plan_ideal_s(problem), below_s
         loose = problem.stages > 1 and _dealers(problem) == (deal_sequences,)
         self.packs = fill_packs(problem, loose=loose)
         self.long = LongSequences(problem, least_limit_s(problem, self.step_s))
+        self._alone_s = self.packs.longest_s(problem)
         self.drafts: list[Draft] = []
 
-    def best(self) -> Draft:
-        """Try the promising choices of groups and return the draft that ends first."""
+    def best(self) -> Draft | None:
+        """Try the promising choices of groups and return the draft that ends first; None: see draft_below."""
         problem, long, short_s = self.problem, self.long, self.packs.short_s
         ideal = ideal_choice(problem, long, short_s, self.step_s) if problem.stages > 1 else None
         self._keep_limits(ideal)
-        turns = [] if problem.quick else turn_choices(problem, long, short_s, self._earliest_draft.end_s)
+        done = problem.quick or self._end_s <= self._alone_s * AS_PLANNED
+        turns = [] if done else turn_choices(problem, long, short_s, min(self._end_s, self._below_s))
         for choice in turns[:TURN_DRAFTS]:
             self._add(choice, SLACK[0])
+        if not self.drafts:
+            return None
         bubbles_s = 0.0 if ideal is None else ideal.step_s - self.step_s
         return replace(self._earliest_draft, ideal_s=self.step_s, bubbles_s=bubbles_s)
 
@@ -115,22 +126,34 @@ class _Search:
         """The draft that ends first."""
         return min(self.drafts, key=lambda draft: draft.end_s)
 
+    @property
+    def _end_s(self) -> float:
+        """When the earliest draft ends; infinite while there is none."""
+        return min((draft.end_s for draft in self.drafts), default=np.inf)
+
     def _keep_limits(self, ideal: Choice | None) -> None:
         """Plans in which every long sequence keeps to one time limit, for the most promising limits."""
         problem, many_long = self.problem, len(self.long.tokens) > FEW_LONG
         most = QUICK_DRAFTS if problem.quick else DRAFTS[not many_long]
         choices = promising_choices(problem, self.long, self.packs.short_s, self.step_s, ideal)[:most]
-        whole_s = self._whole_micro_batches_s(choices)
+        least_s = max(self._whole_micro_batches_s(choices), self._alone_s)
         allowed = None
         for number, choice in enumerate(choices):
             self._add(choice, SLACK[0])
-            if number == 0 and choices[1:2] and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * SLACK[1]:
+            if self._end_s <= least_s * AS_PLANNED:
+                return
+            if (
+                number == 0
+                and self.drafts
+                and choices[1:2]
+                and choices[1].step_s * NEARLY_IDEAL >= choice.step_s * SLACK[1]
+            ):
                 self._allow_more_time()  # better than another limit, and may spare it
                 allowed = choice
             enough = GOOD_ENOUGH[number > 0 and many_long]
-            if self._earliest_draft.end_s <= max(choice.step_s * enough, whole_s * AS_PLANNED):
+            if self._end_s <= choice.step_s * enough:
                 break
-        if self._earliest_draft.choice is not allowed:
+        if self.drafts and self._earliest_draft.choice is not allowed:
             self._allow_more_time()
 
     def _allow_more_time(self) -> None:
@@ -165,8 +188,9 @@ class _Search:
         None where gangs and short work fill the ranks past the end of the best draft.
         """
         problem, packs = self.problem, self.packs
-        below_s = self._earliest_draft.end_s if self.drafts else np.inf
-        if choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0) >= below_s:
+        below_s = self._end_s
+        at_best_s = choice.step_s * (NEARLY_IDEAL * WORTH_IT if problem.stages > 1 else 1.0)
+        if at_best_s >= min(below_s, self._below_s):
             return
         placed = _place_long(problem, packs, self.long, choice, slack)
         # When the ranks end if all that is left after the gangs could be cut: it fills those that are free first.

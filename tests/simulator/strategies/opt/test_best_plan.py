@@ -242,13 +242,18 @@ def test_a_quick_plan_keeps_all_promises_and_takes_as_long_at_least_as_its_bound
 
 def test_a_quick_plan_makes_fewer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[PlanningProblem] = []
-    draft_of = best_plan.balanced_draft
+    draft_of, below = best_plan.balanced_draft, best_plan.draft_below
 
     def counted(problem: PlanningProblem) -> Draft:
         drawn.append(problem)
         return draft_of(problem)
 
+    def counted_below(problem: PlanningProblem, below_s: float) -> Draft | None:
+        drawn.append(problem)
+        return below(problem, below_s)
+
     monkeypatch.setattr(best_plan, "balanced_draft", counted)
+    monkeypatch.setattr(best_plan, "draft_below", counted_below)
     setup = small_setup(nodes=4, capacity=4096, context=8192)
     lengths = np.array([8000, 5000, 3000, *[700] * 30])
     plan_batch(setup, lengths)

@@ -25,7 +25,9 @@ from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import simulate_step
 from hdpsim.simulator.strategies.opt import hdp_opt
-from hdpsim.simulator.strategies.opt.hdp_opt import balanced_draft
+from hdpsim.simulator.strategies.opt.dealing import fill_packs
+from hdpsim.simulator.strategies.opt.group_choices import Choice
+from hdpsim.simulator.strategies.opt.hdp_opt import _Search, balanced_draft, draft_below
 from hdpsim.traces import load_distribution, synthesize_tokens
 
 DEEP = replace(MODEL, name="deep", layers=32)
@@ -222,3 +224,23 @@ def test_whole_micro_batches_bound_the_end():
     places = int(plan.group_size.sum())
     assert places >= 43
     assert plan.makespan_s >= -(-places // 16) * (one.floor_s + one.fixed_s) * (1 - 1e-9)
+
+
+def test_no_draft_ends_before_the_longest_pack_and_none_is_made_after_one_that_does_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 32 ranks: one sequence of 8K fills a rank, and what 2 others share takes less; the rest is little work.
+    one = problem_of(small_setup(nodes=4, capacity=8192, context=32_768), [16_000, 16_000, 8192, *[100] * 40])
+    alone_s = fill_packs(one).longest_s(one)
+    assert alone_s == pytest.approx(float(one.sequence_s([8192], [1])[0]))
+    made = list[float]()
+    add = _Search._add
+
+    def counted(search: _Search, choice: Choice, slack: float) -> None:
+        add(search, choice, slack)
+        made.append(search._end_s)
+
+    monkeypatch.setattr(_Search, "_add", counted)
+    assert balanced_draft(one).end_s == pytest.approx(alone_s)
+    assert made[-1] < min([np.inf, *made[:-1]])
+    assert draft_below(one, 0.0) is None
