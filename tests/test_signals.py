@@ -227,7 +227,8 @@ CLOSED = (
 
 
 def test_a_closed_stdout_loses_no_work(tmp_path: Path) -> None:
-    arguments = ("simulate", "quickstart-8gpu", "--batches", "1", "--out", "out")
+    small = ("--set", "strategy.name=static", "--set", "data.batch=256K tokens")
+    arguments = ("simulate", "quickstart-8gpu", "--batches", "1", "--out", "out", *small)
     done = subprocess.run(
         [sys.executable, "-c", CLOSED, *arguments],
         cwd=tmp_path,

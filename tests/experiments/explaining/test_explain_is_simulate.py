@@ -96,7 +96,7 @@ def assert_same_step(scenario: Scenario, step: StepResult | None = None) -> None
     assert {term["term"]: term["seconds"] for term in explained["terms"]} == seconds
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(switches=SWITCHES)
 def test_every_switch_leaves_the_explained_step_the_simulated_one(switches: dict[str, object]) -> None:
     model = MODELS[str(switches.pop("model"))]

@@ -13,7 +13,7 @@ from hdpsim.experiments.parallel.pool import _has_guard
 CALL = """
 import hdpsim
 print("the script runs")
-small = {"execution.batches": 1, "data.batch": "64K tokens", "data.context": "16K tokens"}
+small = {"execution.batches": 1, "data.batch": "64K tokens", "data.context": "16K tokens", "strategy.name": "static"}
 sweep = {"base": "quickstart-8gpu", "set": small, "grid": {"layout.tp": [2, 4]}}
 print(hdpsim.sweep(sweep, store="store", workers=1).to_frame()["status"].tolist())
 """
