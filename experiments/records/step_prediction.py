@@ -11,6 +11,8 @@ import numpy as np
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
+from hdpsim.experiments.bands.band import Band
+from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.records.setup import calibrated
 from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.steps import MeasuredStep
@@ -35,6 +37,7 @@ class StepPrediction:
         machine: what else is equal where two steps are compared: model and GPUs.
         step_s: seconds.
         account_s: mean seconds over ranks and stages by account; they sum to step_s.
+        band: where the true step of a run of one's own is expected; None of benchmarks, packs and own strategies.
         notes: of the simulated step.
         assumptions: what the software stack sets that the step does not say.
         reason: why there is no time.
@@ -44,6 +47,7 @@ class StepPrediction:
     machine: str
     step_s: float | None = None
     account_s: Mapping[str, float] | None = None
+    band: Band | None = None
     notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     reason: str = ""
@@ -102,7 +106,9 @@ class StepPredictor:
         )
         try:
             if strategy != PACKS:
-                return _result(found, simulate_step(setup, step.lengths))
+                found = _result(found, simulate_step(setup, step.lengths))
+                own = setup.strategy.is_own
+                return found if own else replace(found, band=setup_band(setup, np.asarray(step.lengths)))
             if not step.packed:
                 raise UserInputError(f"{step.where}: strategy {PACKS} needs the documents as packs")
             pack = np.repeat(np.arange(len(step.packs)), [len(pack) for pack in step.packs])

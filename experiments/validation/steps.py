@@ -94,12 +94,19 @@ def _row(step: MeasuredStep, prediction: StepPrediction) -> Row:
         "measured": step.measured_s,
         "predicted": prediction.step_s,
         "error": error_of(step.measured_s, prediction.step_s),
+        "band_s": _band_s(prediction),
         "reason": prediction.reason or None,
         "predicted_step_s": prediction.step_s,
         "account_s": prediction.account_s,
         "assumptions": list(prediction.assumptions),
         "notes": list(prediction.notes),
     }
+
+
+def _band_s(prediction: StepPrediction) -> list[float] | None:
+    """P10 and P90 of the true step."""
+    step_s, band = prediction.step_s, prediction.band
+    return None if step_s is None or band is None else [step_s * band.low, step_s * band.high]
 
 
 def _group(step: MeasuredStep, prediction: StepPrediction) -> str:
@@ -135,6 +142,8 @@ def _errors(rows: Sequence[Row]) -> Row:
         "p10_error": ends and ends[0],
         "p90_error": ends and ends[1],
         "spread": ends and ends[1] - ends[0],
+        "with_band": len(bands := [row for row in judged if row["band_s"]]),
+        "in_band": sum(row["band_s"][0] <= row["measured"] <= row["band_s"][1] for row in bands),
         "rank_correlation": spearman([(row["measured"], row["predicted"]) for row in judged]),
         "unpredicted": len(rows) - len(judged),
     }
@@ -223,7 +232,10 @@ def _tables(payload: Row) -> tuple[Table[Any], ...]:
     tables: list[Table[Any]] = []
     if len(payload["records"]) <= FEW_STEPS:
         tables.append(Table(title="Steps", columns=_STEP, rows=payload["records"]))
-    title = "Errors by group of equal settings, in % of the measurement (bias: with its sign; order: rank correlation)"
+    title = (
+        "Errors by group of equal settings, in % of the measurement (bias: with its sign; p10 to p90: how far apart; "
+        "order: rank correlation)"
+    )
     tables.append(Table(title=title, columns=_GROUP, rows=payload["groups"]))
     reasons = payload["summary"]["unpredicted_reasons"]
     if reasons:
@@ -238,12 +250,23 @@ def _sentences(payload: Row) -> tuple[str, ...]:
         lines.append(_sentence("steps that nobody doubts", summary["clean"]))
     if len(summary["by_mode"]) > 1:
         lines += [_sentence(mode, found) for mode, found in summary["by_mode"].items()]
+    if summary["with_band"]:
+        lines.append(_band_sentence(summary))
     if faster["pairs"]:
         lines.append(
             f"the faster of two settings on the same documents is named right {faster['right']} of {faster['pairs']} "
             f"times ({faster['share']:.1%}; pairs that differ by more than {APART:.0%})"
         )
     return tuple(lines)
+
+
+def _band_sentence(summary: Row) -> str:
+    outside = summary["in_band"] < summary["with_band"]
+    where = "; where to look: docs/how-to/measured.md#our-step-is-slower-than-predicted" if outside else ""
+    return (
+        f"{summary['in_band']} of {summary['with_band']} measured steps lie in the P10-P90 band that simulate prints "
+        f"with the prediction{where}"
+    )
 
 
 def _sentence(what: str, found: Row) -> str:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.step_prediction import StepPredictor
@@ -275,3 +276,25 @@ def test_a_log_in_another_unit_is_named(tmp_path: Path) -> None:
     notes = run(str(path), scenario=SCENARIO).notes
     assert [note for note in notes if "in milliseconds" in note] == [notes[-1]]
     assert notes[-1].startswith("line 2: measured_step_s 300 is")
+
+
+def test_measured_steps_are_held_against_the_band_that_simulate_prints(tmp_path: Path) -> None:
+    scenario = load_scenario(SCENARIO)
+    lengths = [4096] * 32
+    setup = scenario.setup("static")
+    band, step_s = setup_band(setup, np.asarray(lengths)), simulate_step(setup, tuple(lengths)).step_s
+    times = [
+        step_s * band.low * 0.99,
+        step_s * band.low * 1.01,
+        step_s * band.high * 0.99,
+        step_s * band.high * 1.01,
+    ]
+    rows = [{"lengths": lengths, "step_s": time_s, "strategy": "static"} for time_s in times]
+    document = run(str(written(tmp_path, *rows)), scenario=SCENARIO)
+    assert document.payload["records"][0]["band_s"] == pytest.approx([step_s * band.low, step_s * band.high])
+    assert "2 of 4 measured steps lie in the P10-P90 band" in document.text()
+    assert "our-step-is-slower-than-predicted" in document.text()
+    inside = run(str(written(tmp_path, rows[1])), scenario=SCENARIO)
+    assert "our-step-is-slower" not in inside.text()
+    packed = {"packs": [[4096]] * 4, "step_s": step_s}
+    assert "P10-P90" not in run(str(written(tmp_path, packed)), scenario=SCENARIO).text()
