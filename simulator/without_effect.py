@@ -174,7 +174,8 @@ def _of_strategy(setup: Setup, largest_group: int | None, *, shares_packs: bool)
     static = f"{name}, which gives all ranks the same" if options.name == "static" else ""
     dynamic = options.dynamic_groups
     mesh = "" if dynamic else "dynamic_groups is false, and a static mesh gives all ranks the same"
-    own = f"{name}, which plans as if all nodes were the slowest" if options.is_own else ""
+    others = options.is_own or options.name in OF_PAPERS
+    own = f"{name}, which plans as if all nodes were the slowest" if others else ""
     yield alike or static or own or mesh, "strategy", "speed_aware"
     if not options.is_own:  # which may read any of these
         yield from _of_hdp(options, name)

@@ -1,11 +1,11 @@
 """Plans for nodes of several kinds: as if all were the slowest, or every kind gets sequences by its speed.
 
-A static mesh gives all ranks the same, and so do HDP that ignores speed and strategies of one's own: the plan is that
-of a cluster of the slowest kind, and the slow ranks decide when the step ends. HDP that is aware of it cuts the batch
-in one part for every kind, plans each part with the strategy as on a cluster of its own (its speed, its memory, its
-groups), and moves work from the part that ends late to the one that ends early. A group never crosses kinds in such a
-plan. Where sharing one sequence among all ranks matters more than speed the plan that ignores it ends earlier, and is
-taken.
+A static mesh gives all ranks the same, and so do wlb-llm, distca, HDP that ignores speed and strategies of one's own:
+the plan is that of a cluster of the slowest kind, and the slow ranks decide when the step ends. HDP that is aware of
+it cuts the batch in one part for every kind, plans each part with the strategy as on a cluster of its own (its speed,
+its memory, its groups), and moves work from the part that ends late to the one that ends early. A group never crosses
+kinds in such a plan. Where sharing one sequence among all ranks matters more than speed the plan that ignores it ends
+earlier, and is taken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan_by_kind(problem: PlanningProblem, mixed: MixedCost, planner: Planner) -
         InfeasibleError: no plan can run.
     """
     options = problem.options
-    aware = options.name != "static" and not options.is_own and options.dynamic_groups and options.speed_aware
+    aware = options.speed_aware and not (options.in_turns or options.is_own)
     best: Plan | None = None
     reason: InfeasibleError | None = None
     try:

@@ -93,6 +93,20 @@ def test_kinds_that_are_equal_are_one_kind(name: StrategyName, layout: Layout, l
     assert lower_bound_s(setup, lengths) == pytest.approx(bound_s, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("static", Layout(tp=8)), ("wlb-llm", Layout(tp=8)), ("distca", Layout(tp=8, cp_kind="disaggregated"))],
+)
+def test_strategies_that_give_all_ranks_the_same_take_no_notice_of_kinds(name: StrategyName, layout: Layout):
+    keys = {"name": name, "layout": layout}
+    one, two = (
+        simulate_step(mixed_setup(groups, **keys), LONG_TAIL)
+        for groups in ([(H100, 4)], [(H100, 2), (SAME, 2)])
+    )
+    assert two.step_s == pytest.approx(one.step_s, rel=1e-12)
+    assert two.plan_micro_batches == one.plan_micro_batches
+
+
 def test_equal_kinds_meet_at_the_loss_as_one_kind_does():
     layout = Layout(tp=8, cp=1, loss_average="micro-batch")
     keys = {"name": "static", "layout": layout, "context": 1024, "padding": False}
