@@ -179,8 +179,9 @@ class Residuals:
         del source
         return np.asarray(self.keys == key)
 
-    def stretch(self, source: str, left_out: Bools) -> float:
+    def stretch(self, source: str, left_out: Bools, features: Features) -> float:
         """The stretch of a run of a source, in which the residuals that are left out have no say."""
+        del features
         if left_out.all():
             return 1.0
         if not left_out.any() and source in self.stretches:
@@ -206,7 +207,7 @@ class Residuals:
         """The band of a run of a *source*; residuals that `left_out` names are not looked at."""
         same_run = self.left_out(key, source)
         low, middle, high, distance, weight = self.quantiles(features, same_run)
-        stretch = self.stretch(source, same_run)
+        stretch = self.stretch(source, same_run, features)
         low = middle - stretch * max(middle - low, NARROWEST)
         high = middle + stretch * max(high - middle, NARROWEST)
         near = (distance <= NEAR) & ~same_run

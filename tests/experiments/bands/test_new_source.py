@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_up_residuals import RUN, some
 
 from hdpsim.experiments.bands.band import Residuals
-from hdpsim.experiments.bands.new_source import NewSource
+from hdpsim.experiments.bands.new_source import KINDS, NewSource, kind_of
 from hdpsim.experiments.bands.residuals import (
     bands_of,
     first_errors,
@@ -43,6 +43,28 @@ def test_bands_hold_first_errors_of_sources_left_out(view: str) -> None:
     assert len(inside) == 33
     assert 0.7 <= np.mean([held for source in inside.values() for held in source]) <= 0.92
     assert 0.75 <= np.mean([np.mean(held) for held in inside.values()]) <= 0.95
+
+
+@pytest.mark.parametrize("view", ["published", "plain"])
+def test_every_kind_of_runs_has_bands_that_hold_its_first_errors(view: str) -> None:
+    """Mixtures and small models are off further, which is known before they run; the others' bands are narrower."""
+    residuals = bands_of("", guessed=view == "plain", unseen=True)
+    inside: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+    for row in first_errors():
+        if row.view == view:
+            band = residuals.band(row.features, row.key, row.source)
+            inside[kind_of(row.features)].append(band.low <= math.exp(-row.log_error) <= band.high)
+    assert all(0.75 <= np.mean(held) <= 0.95 for held in inside.values()), inside
+    assert residuals.stretches[""] < min(residuals.stretches["small"], residuals.stretches["mixture"])
+
+
+def test_a_kind_that_no_first_errors_are_of_has_the_stretch_of_all() -> None:
+    usual, mixtures = some([0.2, -0.1] * 5, source="a"), some([0.5, -0.5] * 5, FAR, source="b")
+    assert NewSource([], usual).stretches["mixture"] == NewSource([], usual).stretches[""]
+    both = NewSource([], [*usual, *mixtures])
+    assert kind_of(RUN) == "" != kind_of(FAR) == "mixture"
+    assert kind_of(replace(RUN, parameters=2.9e9)) == "small"
+    assert both.stretches["small"] >= both.stretches[""]
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.integers(1, 6))
