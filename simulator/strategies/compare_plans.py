@@ -68,7 +68,10 @@ class Contest:
         self._seen.add(key)
         ways = [plan]
         if self._problem.meets and (self._reorders or not has_common_slots(plan)):
-            ways = [plan] * has_common_slots(plan) + [in_common_slots(self._problem, plan)]
+            sorted_plan = in_common_slots(self._problem, plan)
+            ways = [sorted_plan]
+            if has_common_slots(plan) and not np.array_equal(plan.order, sorted_plan.order):
+                ways = [plan, sorted_plan]
         elif self._reorders and plan.micro_batches <= FEW:
             ways.append(_backwards(plan))
         first_s = np.inf

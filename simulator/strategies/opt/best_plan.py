@@ -17,6 +17,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.call_own_strategy import check_plan
 from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.hdp.balance import plan_balanced
+from hdpsim.simulator.strategies.hdp.groups import paper_groups
 from hdpsim.simulator.strategies.hdp.naive import naive_drafts, naive_waves
 from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp
 from hdpsim.simulator.strategies.megatron.schedulers import dynamic_cp
@@ -25,7 +26,7 @@ from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_dr
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.opt.rounds import Rounds
 from hdpsim.simulator.strategies.problem import PlanningProblem
-from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_drafts
+from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_degrees, mesh_drafts
 from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm, work_s
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -119,6 +120,8 @@ def plan_best(problem: PlanningProblem) -> Plan:
     everything = thorough or problem.meets
     for planner in _other_planners(problem, everything):
         with suppress(InfeasibleError, PlanError):  # what a planner refuses, or puts where memory has no room
+            if _longest_s(problem, planner, draft.ideal_s) * NEARLY >= contest.end_s:
+                continue
             plan = planner(problem)
             if everything or plan.makespan_s < contest.end_s:
                 check_plan(problem, plan)
@@ -145,6 +148,20 @@ def _other_planners(
     rounds = (dynamic_cp,) if count <= FEW or (problem.meets and count <= SMALL) else ()
     pipelined = (balanced_with_pp,) if problem.stages > 1 and count <= SMALL else ()
     return (plan_balanced, plan_wlb_llm, *rounds, *pipelined)
+
+
+def _longest_s(problem: PlanningProblem, planner: Callable[[PlanningProblem], Plan], mean_s: float) -> float:
+    """What the longest sequence takes on the group it gets from *planner*: its plan ends no earlier.
+
+    *mean_s*: see plan_ideal_s. 0 where that is not known before the plan is.
+    """
+    one = replace(problem, lengths=problem.lengths[[problem.lengths.argmax()]])
+    if planner is plan_wlb_llm:
+        return float(work_s(one, mesh_degrees(one)[0])[0]) * SHARING_SAVES
+    if planner is plan_balanced and one.lengths[0] > problem.capacity_tokens:
+        size, _ = paper_groups(one, one.lengths, mean_s)
+        return float(one.sequence_s(one.lengths, size)[0])
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The planner uses what there is: more of anything never slows a step planned anew, and no static mesh is faster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +16,17 @@ from hdpsim.cost_models.hardware.parts import Cluster, Fabric
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.lower_bound import lower_bound_s
+from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.planning import plan_batch
 from hdpsim.simulator.setup import Setup, StrategyOptions
 from hdpsim.simulator.step import simulate_step
+from hdpsim.simulator.strategies.hdp.balance import plan_balanced
 from hdpsim.simulator.strategies.megatron.pipelined import balanced_with_pp
 from hdpsim.simulator.strategies.opt import best_plan
 from hdpsim.simulator.strategies.opt.hdp_opt import Draft
+from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
+from hdpsim.simulator.strategies.static.wlb_llm import plan_wlb_llm
 
 FOR_NOTHING = 1.02
 """A planner is no optimiser: so much slower a step on better parts may be."""
@@ -339,3 +343,10 @@ def test_in_a_pipeline_the_planner_for_pipelines_is_asked(sequences: int):
         problem = problem_of(small_setup(layout=Layout(pp=stages)), np.full(sequences, 64))
         asked = best_plan._other_planners(problem, True)
         assert (balanced_with_pp in asked) is (stages > 1 and sequences <= best_plan.SMALL)
+
+
+@pytest.mark.parametrize("planner", [plan_balanced, plan_wlb_llm])
+def test_no_planner_ends_before_its_longest_sequence(planner: Callable[[PlanningProblem], Plan]) -> None:
+    one = problem_of(small_setup(nodes=4, capacity=4096, context=32_768), [30_000, 9000, *[700] * 40])
+    longest_s = best_plan._longest_s(one, planner, plan_ideal_s(one))
+    assert 0.0 < longest_s <= planner(one).makespan_s * (1.0 + 1e-9)
