@@ -56,7 +56,8 @@ class Range:
     def complaint(self, value: object) -> str:
         """What is wrong with *value*, which is not in the range."""
         kind = "a whole number" if self.only_whole else "a number"
-        why = f" ({self.why})" if self.why else ""
+        only_a_fraction = isinstance(value, float) and self.low <= value <= self.high
+        why = f" ({self.why})" if self.why and not only_a_fraction else ""
         return f"must be {kind} from {self}, got {quoted(value)}{why}"
 
 

@@ -48,6 +48,13 @@ def test_whole_numbers_are_no_fractions() -> None:
     assert Range(0, 10).from_least(1) == Range(1, 10)
 
 
+def test_the_reason_of_a_limit_is_given_to_whom_it_stops() -> None:
+    allowed = Range(1, 10, "tokens", "ten is a lot")
+    assert allowed.complaint(11) == "must be a whole number from 1 to 10 tokens, got 11 (ten is a lot)"
+    assert allowed.complaint(2.0) == "must be a whole number from 1 to 10 tokens, got 2.0"
+    assert allowed.complaint("two").endswith("(ten is a lot)")
+
+
 def test_every_shipped_constant_lies_well_inside_its_range() -> None:
     for name in calibration_names():
         for key, entry in calibration(name).entries:

@@ -290,7 +290,7 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
 
 def _likeness(band: Band, fitted: Sequence[str], generation: str) -> str:
     """How many records are like the run; *fitted*: those of their sources that constants were fitted on."""
-    words = f"{band.alike} validated runs like this one ({_listed(band.sources)})"
+    words = f"{band.alike} validated {'run' if band.alike == 1 else 'runs'} like this one ({_listed(band.sources)})"
     if band.in_sample:
         number = "all" if band.in_sample == band.alike else f"{band.in_sample}"
         words += f", {number} in-sample: constants of {generation} were fitted on runs of {_listed(fitted)}"

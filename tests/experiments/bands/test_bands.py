@@ -116,6 +116,7 @@ def test_a_band_widens_with_distance_and_says_why() -> None:
     assert math.log(far.high / far.low) > 1.3 * math.log(here.high / here.low)
     assert here.alike == 60
     assert "60 validated runs like this one (lab)" in here.note
+    assert "1 validated run like this one (lab)" in Residuals(some([0.1]), PLAIN).band(RUN).note
     nearest = "The nearest (lab: 8B parameters on 64 x h100-80gb, 8,192 tokens a sequence) has"
     assert f"{nearest} many little differences" in here.note
     assert far.alike == 0
