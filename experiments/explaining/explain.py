@@ -19,6 +19,7 @@ from hdpsim.errors import UserInputError
 from hdpsim.experiments.explaining.calls import Sources, call_document, products_of
 from hdpsim.experiments.output.document import envelope
 from hdpsim.experiments.output.meanings import meanings
+from hdpsim.experiments.studies.comparing.compare import strategy_batches
 from hdpsim.quoting import did_you_mean, quoted
 from hdpsim.simulator.hidden_settings import hidden_settings
 from hdpsim.simulator.plan import Plan
@@ -49,7 +50,10 @@ def explain(scenario: Scenario) -> Document:
         InfeasibleError: the scenario cannot run.
     """
     plain = scenario.setup()
-    setup, lengths = _watched_setup(plain), scenario.batches(1)[0]
+    setup = _watched_setup(plain)
+    # Which documents wait for a later batch shows where there is a later one.
+    drawn = scenario.batches(None if plain.strategy.outlier_queues else 1)
+    lengths = strategy_batches(plain, drawn)[0]
     plan, problem, memory = plan_batch(setup, lengths)
     with tracing() as calls:
         price_plan(setup, problem, plan)

@@ -17,6 +17,7 @@ from hdpsim.cost_models.network.algorithms import CollectiveTime
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.explaining.explain import explain
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario
+from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.simulator.step import StepResult, simulate_step
 
 pytestmark = pytest.mark.usefixtures("lean_studies")
@@ -120,6 +121,21 @@ def test_schedules_of_several_chunks(schedule: str) -> None:
 def test_packs_of_which_it_is_chosen_how_they_are_cut(kind: str) -> None:
     changes = ("strategy.name=wlb-llm", "layout.tp=1", "layout.cp=4", f"layout.cp_kind={kind}")
     assert_same_step(load_scenario("quickstart-8gpu", (*SMALL, *changes)))
+
+
+def test_documents_that_wait_for_a_later_batch_are_not_explained() -> None:
+    long = (
+        "execution.batches=2",
+        "data.batch=512K tokens",
+        "data.context=16K",
+        "layout.rank_capacity=16K",
+        "model.layers=8",
+    )
+    waits = ("strategy.name=wlb-llm", "strategy.outlier_queues=2")
+    scenario = load_scenario("quickstart-8gpu", (*long, *waits))
+    simulated = run_batches(scenario, scenario.batches()).results[0]
+    assert simulated.tokens < scenario.batches(1)[0].sum()
+    assert explain(scenario)["step_s"] == pytest.approx(simulated.step_s, rel=1e-12)
 
 
 def test_the_same_arithmetic_is_called_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
