@@ -207,7 +207,7 @@ class Sharding(Group):
     """zero2: gradients are summed over ranks in every backward, not in a step's last alone (DeepSpeed)."""
     whole_gradients: bool = switch(False, needs=(needs.ZERO_3,))
     """zero3: gradients of micro-batches add up whole on every GPU and are summed over ranks in a step's last backward
-    alone (PyTorch's FSDP under no_sync: Hugging Face's trainers, Lightning); off: in every backward."""
+    alone (PyTorch's FSDP under no_sync: Hugging Face's trainers); off: in every backward."""
     gradient_all_reduce: bool = switch(False, needs=(needs.ZERO_1_OR_2,))
     """zero1, zero2: every rank gets all sums of gradients (an all-reduce over all ranks), not its states' alone."""
     bucket_parameters: Annotated[float, RANGES["bucket_parameters"]] | None = switch(
