@@ -459,6 +459,7 @@ def test_losses_that_nothing_fuses_copy_their_logits_to_32_bits(
         ("KempnerForge (PyTorch FSDP2)", True, True),
         ("Hugging Face Trainer", True, True),
         ("torchtitan", True, None),
+        ("OLMo-core 2.0 FSDP2", True, None),
         ("nanotron", None, None),
         ("Megatron-LM", None, None),
     ],
