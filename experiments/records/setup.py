@@ -378,8 +378,9 @@ def nic_gbps(config: RunConfig) -> float | None:
 def collective_share(config: RunConfig) -> float:
     """Share of a server's links that collectives use: of Omni-Path one.
 
-    NCCL has no transport of its own for it: on 16 servers with four links all-reduces reached 44 to 57 of 400 Gbit/s
-    (bigscience-workshop/bigscience, experiments/bandwidth: "an issue with nccl that doesn't fully utilize Intel OPA").
+    NCCL's log on four A100 servers with four links has both rings on one of them. All-reduces reached 40 Gbit/s there,
+    and 44 to 57 on 16 servers of V100 (bigscience-workshop/bigscience, experiments/bandwidth: "an issue with nccl that
+    doesn't fully utilize Intel OPA").
     Inferred: one whole link; send and receive find the link next to their GPU.
     """
     stated = _OF_A_SERVER.search(config.notes)
