@@ -24,6 +24,9 @@ _LETTERS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _TARGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([BT])\s*(?:tokens)?\s*")
 _GIB = 2.0**30
 
+LARGEST_USD = 1e12
+_USD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMB]?)\s*USD\s*")
+
 
 def _unit(seconds: float) -> tuple[str, float]:
     return next(((unit, size) for unit, size, least in _CLOCK if abs(seconds) >= least * size), ("s", 1.0))
@@ -113,6 +116,25 @@ def parse_target(text: str, option: str = "--tokens") -> float:
     if not 1 <= tokens <= LARGEST_TARGET_TOKENS:
         raise UserInputError(f"{option}: expected from 1 to 1,000,000T tokens, got {text[:80]!r}")
     return tokens
+
+
+def parse_usd(text: str, option: str) -> float:
+    """The dollars of `20M USD`, `500K USD` or `1,250,000 USD`.
+
+    >>> parse_usd("20M USD", "--target"), parse_usd("1.5B USD", "--target"), parse_usd("1,250 USD", "--target")
+    (20000000.0, 1500000000.0, 1250.0)
+
+    Raises:
+        UserInputError: not an amount of USD, none, or more than anybody has.
+    """
+    match = _USD.fullmatch(text.replace(",", ""))
+    usd = float(Decimal(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]]) if match else 0.0
+    if not 0.0 < usd <= LARGEST_USD:
+        raise UserInputError(
+            f"{option}: expected an amount of money such as 20M USD (K = 10^3, M = 10^6, B = 10^9; "
+            f"at most 1,000B USD), got {text[:80]!r}"
+        )
+    return usd
 
 
 def memory_of(report: MemoryReport) -> str:

@@ -140,19 +140,22 @@ def searched_values(text: str) -> tuple[str, tuple[object, ...]]:
     return key.strip(), tuple(parse_override(f"{key}={value}")[1] for value in values.split(","))
 
 
-def check_prices(scenario: Scenario, objective: str, gpu_types: Sequence[str]) -> None:
-    """Refuse one price for several types of GPUs, and money as the objective where a price is unknown."""
+def check_prices(scenario: Scenario, gpu_types: Sequence[str], needed_by: str = "") -> None:
+    """Refuse one price for several types of GPUs, and an unknown one where the option *needed_by* names needs it."""
     if scenario.costs.usd_per_hour is not None and len(gpu_types) > 1:
         raise UserInputError(
             f"costs.price says one price for {', '.join(gpu_types)}; leave it out, or plan for one GPU at a time"
         )
     gpus = [catalog.gpu(name) for name in gpu_types] or [scenario.cluster.gpu]
     unknown = [gpu.name for gpu in gpus if price_of(gpu, scenario.costs).usd_per_hour is None]
-    if objective == "usd_per_token" and unknown:
-        raise UserInputError(
-            f"--objective usd_per_token: the price of {', '.join(unknown)} is unknown; "
-            f"give one with --set costs.price=3.09USD/h"
+    if needed_by and unknown:
+        alone = len(gpus) == 1
+        give = (
+            "give one with --set costs.price=3.09USD/h"
+            if alone
+            else "name a list that has it in costs.prices"
         )
+        raise UserInputError(f"{needed_by}: the price of {', '.join(unknown)} is unknown; {give}")
 
 
 def write_flags(exported: Exported, path: str) -> str:

@@ -108,7 +108,7 @@ def plan(
     if objective == "time_to_train" and target is None:
         raise UserInputError("--objective time_to_train: say how many tokens with --tokens, such as 300B")
     checked, own_reason = study.open_scenario(scenario, changes)
-    study.check_prices(checked, objective, types)
+    study.check_prices(checked, types, "--objective usd_per_token" if objective == "usd_per_token" else "")
     space = space_of(
         checked,
         gpus=counts,
@@ -153,15 +153,16 @@ def recommend(
     batches: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
-    """Which GPUs, and how many, train so many tokens by a date?
+    """Which GPUs, and how many, train so many tokens by a date, and for a sum of money?
 
-        hdpsim.recommend("llama-3-70b-h100", "300B tokens in 30 days", keep_layout=True)
+        hdpsim.recommend("llama-3-70b-h100", "300B tokens in 30 days for 20M USD", keep_layout=True)
 
     Failures, restarts and checkpoints are those of the scenario's campaign.
 
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
-        target: what has to be done by when, `"300B tokens in 30 days"`.
+        target: what has to be done by when, `"300B tokens in 30 days"`, and if you like for how much:
+            `"300B tokens in 30 days for 20M USD"`.
         overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
         gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
         objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
@@ -177,9 +178,9 @@ def recommend(
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: the date cannot be met; the message says what would have to change.
+        InfeasibleError: the date cannot be met, or not for the money; the message says what would have to change.
     """
-    from hdpsim.experiments.planning.plan import open_scenario
+    from hdpsim.experiments.planning.plan import check_prices, open_scenario
     from hdpsim.experiments.planning.recommending import recommend as study
     from hdpsim.experiments.planning.recommending.document import recommend_document
     from hdpsim.experiments.planning.recommending.goal import parse_goal
@@ -199,6 +200,7 @@ def recommend(
         refuse_twice("--gpu", ("cluster.node",), changes)
     batches_change = () if batches is None else (f"execution.batches={batches}",)
     checked, _ = open_scenario(scenario, (*changes, *batches_change))
+    check_prices(checked, types, "" if goal.usd is None else "--target")
     with progress("recommending", "types") as shown:
         found = study.recommend(
             checked,

@@ -12,6 +12,7 @@ from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.studies.money import usd_words
 
+from .goal import Goal
 from .recommend import Recommendation, TypeResult
 from .sizing import Offer
 
@@ -21,14 +22,14 @@ _GIB = 2.0**30
 def recommend_document(found: Recommendation) -> Document:
     """Everything about a recommendation."""
     best, scenario = found.best, found.scenario
-    candidates = [_type_json(result) for result in found.types]
+    candidates = [_type_json(result, found.goal) for result in found.types]
     table = _table(found)
     return Document(
         kind="recommend",
         head=f"{scenario.name}: {scenario.model.name}, {found.goal.words}",
         payload={
             "name": scenario.name,
-            "target": {"tokens": found.goal.tokens, "seconds": found.goal.seconds, "days": found.goal.days},
+            "target": attributes(found.goal, "tokens seconds days usd"),
             "objective": found.aim,
             "confidence": found.confidence,
             **_offer_json(best),
@@ -50,7 +51,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     assert target is not None
     return {
         "gpu": offer.scenario.cluster.gpu.name,
-        **attributes(offer, "gpus days usd probability"),
+        **attributes(offer, "gpus days usd surely_usd probability"),
         "usd_range": target.costs.usd(target.tokens),
         **attributes(target, "kwh gpu_hours"),
         "seconds": estimate_json(offer.seconds),
@@ -62,7 +63,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     }
 
 
-def _type_json(result: TypeResult) -> dict[str, Any]:
+def _type_json(result: TypeResult, goal: Goal) -> dict[str, Any]:
     known = attributes(result, "gpu layout looked_at") | {"all_layouts": result.complete}
     if result.offer is not None:
         memory = result.offer.memory
@@ -75,12 +76,17 @@ def _type_json(result: TypeResult) -> dict[str, Any]:
             "feasible": True,
         }
     fastest = result.fastest and {"gpus": result.fastest[0], "seconds": result.fastest[1]}
-    return {**known, "feasible": False, "reason": result.reason, "fastest": fastest}
+    dear = result.dear and {
+        **attributes(result.dear, "gpus days usd surely_usd probability"), "tokens": result.dear.bought(goal)
+    }  # fmt: skip
+    return {**known, "feasible": False, "reason": result.reason, "fastest": fastest, "over_budget": dear}
 
 
 def _answer(found: Recommendation) -> str:
     best = found.best
     cost = "at an unknown price" if best.usd is None else f"for {usd_words(best.usd)}"
+    if found.goal.usd is not None and best.surely_usd is not None:
+        cost += f" (with a probability of {found.confidence:.0%} at most {usd_words(best.surely_usd)})"
     what = "The cheapest" if found.aim == "usd" else "The fewest"
     searched = " Not all layouts were looked at: a larger --budget may find fewer GPUs, or cheaper ones."
     study = best.study
@@ -89,7 +95,7 @@ def _answer(found: Recommendation) -> str:
         f"{large_amount(found.goal.tokens)} tokens in {with_duration(best.seconds)} {cost}; "
         f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
         f"the rest. "
-        f"The probability of being done in {found.goal.time} is {best.probability:.0%}."
+        f"The probability of being done in {found.goal.limits} is {best.probability:.0%}."
         f"{'' if all(result.complete for result in found.types) else searched}"
     )
 
@@ -121,7 +127,7 @@ def _kwh(result: TypeResult) -> float | None:
 
 
 def _reason(result: TypeResult) -> str:
-    if result.fastest is None or result.offer is not None:
+    if result.fastest is None or result.offer is not None or result.dear is not None:
         return result.reason
     gpus, seconds = result.fastest
     return f"{result.reason}: {gpus:,} GPUs are the fastest and need {duration(seconds)}"
@@ -129,7 +135,8 @@ def _reason(result: TypeResult) -> str:
 
 def _notes(found: Recommendation) -> tuple[str, ...]:
     best = found.best
-    asked = f"GPUs meet the date if they do with a probability of {found.confidence:.0%} (--confidence)."
+    limits = "the date" if found.goal.usd is None else "the date and the budget"
+    asked = f"GPUs meet {limits} if they do with a probability of {found.confidence:.0%} (--confidence)."
     return (
         asked,
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "

@@ -1,4 +1,4 @@
-"""The fewest or the cheapest GPUs that train so many tokens by a date, failures and checkpoints included."""
+"""The fewest or the cheapest GPUs that train so many tokens by a date, and for a sum, failures included."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
+from hdpsim.experiments.studies.money import usd_words
 
 from .goal import USUAL_CONFIDENCE
 from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
@@ -56,6 +57,7 @@ class TypeResult:
     Attributes:
         gpu: its name.
         offer: the best number of GPUs; None where none meets the goal.
+        dear: where numbers of GPUs meet the date, but none for the money: the one that costs least.
         layout: in words; empty where none fits.
         reason: why there is no offer.
         fastest: where none meets the goal, the number of GPUs that takes least, and its seconds with the confidence.
@@ -65,6 +67,7 @@ class TypeResult:
 
     gpu: str
     offer: Offer | None = None
+    dear: Offer | None = None
     layout: str = ""
     reason: str = ""
     fastest: tuple[int, float] | None = None
@@ -73,7 +76,7 @@ class TypeResult:
 
 
 class _Tried(NamedTuple):
-    """A layout, the numbers of GPUs that were looked at for it, and the best of them that meets the goal."""
+    """A layout, the numbers of GPUs that were looked at for it, and the best of them that meets the date."""
 
     sizing: Sizing
     offer: Offer | None
@@ -136,7 +139,7 @@ def recommend(
         )  # fmt: skip
         types.append(_answer(one, keep_layout, alone=len(names) == 1))
     progress(len(names), len(names), "")
-    types.sort(key=lambda result: _rank(result, aim))
+    types.sort(key=lambda result: _rank(result.offer or result.dear, aim))
     if types[0].offer is None:
         raise _unreachable(goal, confidence, types, scenario)
     return Recommendation(scenario=scenario, goal=goal, aim=aim, confidence=confidence, types=tuple(types))
@@ -152,12 +155,14 @@ def _answer(one: _OneType, keep_layout: bool, *, alone: bool) -> TypeResult:
         return TypeResult(gpu=one.gpu, reason=" ".join(str(error).split()))
 
 
-def _rank(result: TypeResult, aim: Aim) -> tuple[bool, float, float]:
-    """Types without an offer come last, those of unknown price behind others."""
-    if result.offer is None:
-        return True, 0.0, 0.0
-    usd = float("inf") if result.offer.usd is None else result.offer.usd
-    return (False, usd, result.offer.gpus) if aim == "usd" else (False, result.offer.gpus, usd)
+def _rank(offer: Offer | None, aim: Aim) -> tuple[int, float, float]:
+    """What is too dear comes after what is not, the cheapest of it first; those of unknown price behind others."""
+    if offer is None:
+        return 2, 0.0, 0.0
+    usd = float("inf") if offer.usd is None else offer.usd
+    if not offer.within:
+        return 1, usd, offer.gpus
+    return (0, usd, offer.gpus) if aim == "usd" else (0, offer.gpus, usd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +218,8 @@ class _OneType:
         found_here = self._result(chosen.sizing, chosen.offer, words_of(chosen.layout), complete=complete)
         if complete:
             return found_here
-        return min(found_here, self._with_own_layout(chosen), key=lambda result: _rank(result, self.aim))
+        both = (found_here, self._with_own_layout(chosen))
+        return min(both, key=lambda result: _rank(result.offer or result.dear, self.aim))
 
     def _with_own_layout(self, chosen: _Tried) -> TypeResult:
         """With the scenario's own layout, which a search that its budget ends may miss.
@@ -230,9 +236,7 @@ class _OneType:
     def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
         """The layout with the best offer; the last one where there is none."""
         met = [one for one in tried if one.offer is not None]
-        if not met:
-            return tried[-1]
-        return min(met, key=lambda one: _rank(TypeResult(gpu=self.gpu, offer=one.offer), self.aim))
+        return min(met, key=lambda one: _rank(one.offer, self.aim)) if met else tried[-1]
 
     def _next(self, searched: Set[int], tried: Sequence[_Tried], *, fewer: bool) -> int | None:
         """The number of GPUs on which layouts are searched next; None where no other may be better.
@@ -262,19 +266,25 @@ class _OneType:
     ) -> TypeResult:
         fastest = sizing.fastest()
         reason = "" if offer else "no number of GPUs meets the date" if fastest else "the layout cannot run"
+        dear = None if offer is None or offer.within else offer
+        if dear:
+            reason = too_dear(dear, self.goal, self.confidence)
         return TypeResult(
-            gpu=self.gpu, offer=offer, layout=layout, reason=reason, fastest=fastest, looked_at=sizing.looked_at,
-            complete=complete,
+            gpu=self.gpu, offer=None if dear else offer, dear=dear, layout=layout, reason=reason, fastest=fastest,
+            looked_at=sizing.looked_at, complete=complete,
         )  # fmt: skip
 
     def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
-        """The fewest GPUs, or the cheapest of those that meet the goal, up to twice as many."""
+        """The fewest GPUs, or the cheapest of those that meet the date, up to twice as many.
+
+        The cheapest are looked for as well where the fewest are too dear.
+        """
         fewest = sizing.fewest(guess)
-        if fewest is None or self.aim == "gpus":
+        if fewest is None or (self.aim == "gpus" and fewest.within):
             return fewest
         for gpus in sizing.cheapest(fewest.gpus):
             sizing.offer(gpus)
-        return min(sizing.offers(), key=lambda offer: (offer.usd or 0.0, offer.gpus))
+        return min(sizing.offers(), key=lambda offer: _rank(offer, self.aim))
 
     @property
     def _shares(self) -> tuple[float, ...]:
@@ -362,6 +372,18 @@ def _degrees(scenario: Scenario) -> list[tuple[str, object]]:
     ]
 
 
+def too_dear(offer: Offer, goal: Goal, confidence: float) -> str:
+    """What GPUs cost that meet the date, but not for the money, and how many tokens the money buys on them."""
+    assert goal.usd is not None
+    assert offer.usd is not None
+    assert offer.surely_usd is not None
+    return (
+        f"over the budget: {offer.gpus:,} GPUs cost least, {usd_words(offer.usd)} (with a probability of "
+        f"{confidence:.0%} at most {usd_words(offer.surely_usd)}); {usd_words(goal.usd)} buy about "
+        f"{large_amount(offer.bought(goal))} tokens"
+    )
+
+
 def _unreachable(
     goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario
 ) -> InfeasibleError:
@@ -370,7 +392,7 @@ def _unreachable(
         f"{goal.words}: no number of GPUs that was tried meets it with a probability of {confidence:.0%}"
     ]
     for result in types:
-        if result.fastest is None:
+        if result.fastest is None or result.dear is not None:
             lines.append(f"  {result.gpu}: {result.reason}")
             continue
         gpus, seconds = result.fastest
@@ -380,7 +402,15 @@ def _unreachable(
             f"{large_amount(tokens)} tokens in {goal.time} ({result.layout})"
         )
     reached = [result.fastest for result in types if result.fastest]
-    if reached:
+    dear = [result.dear for result in types if result.dear]
+    if dear:
+        least_usd = _enough(min(offer.surely_usd or math.inf for offer in dear))
+        tokens = max(offer.bought(goal) for offer in dear)
+        lines.append(
+            f"What would have to change: at least {usd_words(least_usd)} instead of {usd_words(goal.usd or 0.0)}, "
+            f"about {large_amount(tokens)} tokens, or cheaper GPUs (--gpu, costs.provider, costs.price)"
+        )
+    elif reached:
         least_s = min(seconds for _, seconds in reached)
         lines.append(
             f"What would have to change: at least {duration(least_s)} instead of {goal.time}, at most "
@@ -392,3 +422,9 @@ def _unreachable(
             "What would have to change: GPUs with more memory (--gpu h200,b200) or a shorter data.context"
         )
     return InfeasibleError("\n".join(lines))
+
+
+def _enough(usd: float) -> float:
+    """The three digits that are shown, rounded up: who follows the advice has enough."""
+    digit = 10.0 ** (math.floor(math.log10(usd)) - 2)
+    return math.ceil(usd / digit) * digit

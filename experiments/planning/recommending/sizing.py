@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hdpsim.cost_models.reading.units import DAY_S
+from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import campaign_to
 from hdpsim.experiments.campaigns.setup import plan_campaign
 from hdpsim.simulator.planning import plan_batch
 
-from .goal import Goal, probability, slower_with
+from .goal import Goal, probability, slower_with, surely_s
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.layout.layout import Layout
@@ -44,13 +44,17 @@ class Offer:
         scenario: on these GPUs.
         study: a campaign to the tokens, failures included.
         band: how well runs like it were predicted.
-        probability: of meeting the date.
+        probability: of meeting the date, and of the money sufficing where the goal has any.
+        surely_s: the time in which it ends with the confidence that is asked for.
+        within: whether the date and the money are kept with that confidence.
     """
 
     scenario: Scenario
     study: CampaignStudy
     band: Band
     probability: float
+    surely_s: float
+    within: bool = True
 
     @property
     def gpus(self) -> int:
@@ -78,6 +82,20 @@ class Offer:
         """GPUs all that time, at the typical price; None where it is unknown."""
         assert self.study.target is not None
         return self.study.target.usd
+
+    @property
+    def surely_usd(self) -> float | None:
+        """The same for as long as it takes with the confidence that is asked for."""
+        return None if self.usd is None else self.usd * self.surely_s / self.seconds.mean
+
+    def bought(self, goal: Goal) -> float:
+        """Tokens that the money of a goal buys on these GPUs with that confidence; time grows evenly with tokens.
+
+        tokens = tokens of the goal x money / what these cost with that confidence
+        """
+        assert goal.usd is not None
+        assert self.surely_usd
+        return goal.tokens * goal.usd / self.surely_usd
 
 
 @dataclass(kw_only=True)
@@ -137,20 +155,25 @@ class Sizing:
             study = campaign_to(scenario, self.goal.tokens, self._plans[gpus])
         except (InfeasibleError, ScenarioError):
             return None
-        band = _band(scenario)
+        band, sampling = _band(scenario), study.plan.undisturbed.sampling
+        hourly = study.costs.price.usd_per_hour
+        paid = self.goal.paid(None if hourly is None else hourly * gpus / HOUR_S)
+        until_s = surely_s(self.confidence, study.reached_s, band, sampling)
         return Offer(
             scenario=scenario,
             study=study,
             band=band,
-            probability=probability(self.goal, study.reached_s, band, study.plan.undisturbed.sampling),
+            probability=probability(paid, study.reached_s, band, sampling),
+            surely_s=until_s,
+            within=until_s <= paid.seconds,
         )
 
     def meets(self, offer: Offer | None) -> bool:
-        """Whether an offer meets the goal with the confidence that is asked for."""
-        return offer is not None and offer.probability >= self.confidence
+        """Whether an offer meets the date with the confidence that is asked for, whatever it costs."""
+        return offer is not None and offer.surely_s <= self.goal.seconds
 
     def fewest(self, guess: int) -> Offer | None:
-        """The fewest GPUs that meet the goal; None where no number does.
+        """The fewest GPUs that meet the date; None where no number does.
 
         Bisection over multiples of the block with the closed form, which falls with the number of GPUs as good as
         always; then whole campaigns on the number found and on its neighbours.
@@ -234,7 +257,7 @@ class Sizing:
         return min(runs)[::-1] if runs else None
 
     def offers(self) -> Iterator[Offer]:
-        """Every offer that meets the goal."""
+        """Every offer that meets the date."""
         yield from (offer for offer in self._offers.values() if offer is not None and self.meets(offer))
 
 

@@ -84,7 +84,12 @@ def budget_of(value: str | float | None) -> Budget:
     except (QuantityError, ValueError):
         seconds = -1.0
     if not seconds >= 0.0:
+        money = (
+            '; recommend takes money in --target: "300B tokens in 30 days for 20M USD"'
+            if "USD" in text
+            else ""
+        )
         raise UserInputError(
-            f"--budget: expected simulated steps (500 steps), a time (60s, 10min) or none, got {quoted(text)}"
+            f"--budget: expected simulated steps (500 steps), a time (60s, 10min) or none, got {quoted(text)}{money}"
         )
     return Budget(seconds=seconds)
