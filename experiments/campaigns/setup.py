@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,17 +132,16 @@ def plan_values(
     failures = _failures(scenario, values, flaps)
     handling = _handling(values)
     leaving = _leaving_nodes(cluster.nodes, values, handling, failures)
-    steps = _steps_per_checkpoint(values, step_s, times, failures.unplanned_per_s)
+    slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
+    if stragglers and not slow_steps:
+        slow_steps = slow_steps_of(scenario, values["straggler_factor"])
+    steps = _steps_per_checkpoint(values, step_s, times, _losses_per_s(failures, leaving, slow_steps))
     _refuse_too_many(values["duration"] / (steps * step_s + times["block_s"]))
     strikes_per_s = failures.unplanned_per_s * (
         1 if handling.diagnosis.is_perfect else 1 + handling.diagnosis_rounds
     )
-    slow_per_s = 0.0 if values["straggler_mttf"] is None else cluster.nodes / values["straggler_mttf"]
-    stops_per_s = strikes_per_s + failures.planned_per_s + slow_per_s + leaving.alarms_per_s
+    stops_per_s = strikes_per_s + failures.planned_per_s + leaving.slow_per_s + leaving.alarms_per_s
     _refuse_too_many_stops(values["duration"] * stops_per_s)
-    slow_steps = known.setup.slow_steps if known is not None and stragglers else ()
-    if stragglers and not slow_steps:
-        slow_steps = slow_steps_of(scenario, values["straggler_factor"])
     derived = {
         **times,
         "nodes": cluster.nodes,
@@ -207,10 +206,14 @@ class _LeavingNodes:
 
     Attributes:
         alarms_per_s: rate of healthy nodes taken for slow ones.
+        slow_per_s: rate of nodes that become slow.
+        found_per_s: rate of those that are found before they are as fast as the others again.
         mean_away: nodes in repair, in the mean over the run, with those that are slow at its start.
     """
 
     alarms_per_s: float
+    slow_per_s: float
+    found_per_s: float
     mean_away: float
 
 
@@ -265,24 +268,62 @@ def _handling(values: Mapping[str, Any]) -> Handling:
 def _leaving_nodes(
     nodes: int, values: Mapping[str, Any], handling: Handling, failures: _Failures
 ) -> _LeavingNodes:
-    """How many nodes leave: failed ones, healthy ones by mistake, and those that are slow at the start.
+    """How many nodes leave: failed ones, slow ones that are found, healthy ones by mistake.
 
-    away = (failures that evict + false alarms of slowness + of diagnosis) x repair + slow at the start
+    away = (failures that evict + slow nodes found + healthy ones by mistake) x repair + slow at the start
+
+    Ignored: spares that are slow themselves.
     """
+    mttf_s = values["straggler_mttf"]
+    slow_per_s = 0.0 if mttf_s is None else nodes / mttf_s
+    found_per_s = slow_per_s * _found_share(
+        values["straggler_detection"], values["straggler_recovery"], handling.straggler_misses
+    )
     alarms_per_s = nodes * handling.straggler_false_positives / values["straggler_detection"]
     wrong_per_s = (
         failures.unplanned_per_s * nodes * handling.diagnosis_false_positives * len(handling.diagnosis_tests)
     )
-    in_repair = (failures.evicting_per_s + alarms_per_s + wrong_per_s) * values["repair"]
-    return _LeavingNodes(alarms_per_s=alarms_per_s, mean_away=in_repair + values["straggler_share"] * nodes)
+    in_repair = (failures.evicting_per_s + found_per_s + alarms_per_s + wrong_per_s) * values["repair"]
+    return _LeavingNodes(
+        alarms_per_s=alarms_per_s,
+        slow_per_s=slow_per_s,
+        found_per_s=found_per_s,
+        mean_away=in_repair + values["straggler_share"] * nodes,
+    )
+
+
+def _found_share(look_s: float, recovery_s: float | None, misses: float) -> float:
+    """Share of the nodes that become slow which a look finds before they are as fast as the others again.
+
+        q = exp(-look / recovery): it is still slow at the next look
+        share = q (1 - m) + q m q (1 - m) + ... = q (1 - m) / (1 - q m)
+
+    Limits: all of them where they stay slow and looks miss some, none where looks miss everything.
+    """
+    slow = 1.0 if recovery_s is None else math.exp(-look_s / recovery_s)
+    return slow * (1.0 - misses) / (1.0 - slow * misses) if misses < 1.0 else 0.0
+
+
+def _losses_per_s(
+    failures: _Failures, leaving: _LeavingNodes, slow_steps: Sequence[tuple[int, float]]
+) -> float:
+    """Rate of failures by which an interval between checkpoints is chosen.
+
+    A failure loses half an interval of work. A slow node that was found waits for the next checkpoint, and half an
+    interval takes f times as long: it counts as 1 - 1 / f of a failure. Where nothing is lost at all, planned stops and
+    nodes that leave are counted, for without a checkpoint they would never come.
+    """
+    slower = slow_steps[0][1] if slow_steps else 1.0
+    lost = failures.unplanned_per_s + leaving.found_per_s * (1.0 - 1.0 / slower)
+    return lost or failures.planned_per_s + leaving.slow_per_s + leaving.alarms_per_s
 
 
 def _steps_per_checkpoint(
-    values: Mapping[str, Any], step_s: float, times: Mapping[str, float], unplanned_per_s: float
+    values: Mapping[str, Any], step_s: float, times: Mapping[str, float], losses_per_s: float
 ) -> int:
     """Whole steps between checkpoints; an interval longer than the run means one at its end."""
     least_s = math.ceil(times["upload_s"] / step_s) * step_s
-    wanted_s = _interval_s(values["checkpoint_interval"], times["block_s"], least_s, unplanned_per_s)
+    wanted_s = _interval_s(values["checkpoint_interval"], times["block_s"], least_s, losses_per_s)
     interval_s: float = min(wanted_s, values["duration"])
     return max(1, round(interval_s / step_s))
 

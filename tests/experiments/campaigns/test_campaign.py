@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("each_step_once")
 DAY = 86400.0
 NODE = {"name": "few", "gpu": "h100-80gb", "gpus": 8, "nic": "100Gbps", "host_memory": "2TiB"}
 FIXED = ("campaign.step=6s", "campaign.seeds=4")
+SMALL = ("gpus=1024", "data.batch=1M tokens")
 
 
 def llama(*changes: str) -> Scenario:
@@ -159,6 +160,30 @@ def test_spares_cover_the_nodes_in_repair() -> None:
     assert plan_campaign(llama("campaign.spares=3")).setup.spares == 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "spares"),
+    [
+        ((), 30),  # 128 nodes / 8 d x 1 d = 16 in repair; Poisson(16): at most 30 with 99.94 %
+        (("campaign.straggler_recovery=1h",), 15),  # looks are 1 h apart, exp(-1) of them are found: 5.9
+        # exp(-1) / 2 at the first look, of the rest as many again: 0.184 / (1 - 0.184) of them, 3.6
+        (("campaign.straggler_recovery=1h", "campaign.straggler_misses=0.5"), 11),
+        (("campaign.straggler_misses=1",), 0),
+    ],
+)
+def test_spares_cover_slow_nodes_that_are_found(changes: tuple[str, ...], spares: int) -> None:
+    slow = (*SMALL, "campaign.failure_scale=0", "campaign.straggler_mttf=8d", *changes)
+    assert plan_campaign(llama(*slow)).setup.spares == spares
+
+
+def test_fewer_failures_are_never_worse_where_nodes_become_slow() -> None:
+    slow = (*SMALL, "campaign.duration=20d", "campaign.straggler_mttf=100d")
+    goodput = [
+        run_campaign(llama(*slow, f"campaign.failure_scale={scale}")).goodput.mean for scale in (3, 1, 0)
+    ]
+    assert goodput == sorted(goodput)
+    assert goodput[-1] > 0.98
+
+
 def test_a_profile_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("title: mine\ncauses: {fan: {per_1000_days: 2}}")
     plan = plan_campaign(replace(llama("campaign.failures=mine.yaml"), folder=tmp_path))
@@ -177,6 +202,16 @@ def test_without_failures_there_is_one_checkpoint_and_no_mtbf() -> None:
     assert "no failure in these runs (expected: never)" in text
     assert "Restarts by cause" not in text
     assert "How far off" not in text  # its step was not predicted
+
+
+def test_without_failures_a_planned_stop_still_finds_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "title: mine\ncauses: {upgrade: {per_1000_days: 200, scope: job, detection: planned}}"
+    )
+    changes = ("campaign.failures=mine.yaml", "campaign.duration=30d")
+    study = run_campaign(replace(llama(*changes), folder=tmp_path))
+    # one in 5 days, 24 in the four runs of 30 days: Poisson, at least 12 with 99.7 %
+    assert study.restarts.mean * len(study.results) >= 12
 
 
 def test_a_campaign_of_a_simulated_step_says_how_far_it_is_to_be_believed() -> None:
