@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hdpsim.experiments.records.step_benchmarks import benchmark_of
 from hdpsim.experiments.records.steps import MeasuredStep
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.quoting import quoted
-from hdpsim.simulator.planning import planning_problem
+from hdpsim.simulator.planning import planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
 from hdpsim.simulator.step import StepResult, simulate_plan, simulate_step
 from hdpsim.simulator.step_memory import check_fits, plan_memory
@@ -65,6 +65,7 @@ class StepPredictor:
     def __init__(self, scenario: str | None, calibration: Calibration | None, folder: Path) -> None:
         self._scenario, self._calibration, self._folder = scenario, calibration, folder
         self._loaded: dict[tuple[str, tuple[str, ...]], Scenario] = {}
+        self._degrees: dict[Setup, int | None] = {}
 
     def predict(self, step: MeasuredStep) -> StepPrediction:
         """Play a step.
@@ -106,7 +107,9 @@ class StepPredictor:
         )
         try:
             if strategy != PACKS:
-                found = _result(found, simulate_step(setup, step.lengths))
+                found = _result(
+                    found, simulate_step(setup, step.lengths, mesh_degree=self._degree(setup, step.lengths))
+                )
                 own = setup.strategy.is_own
                 return found if own else replace(found, band=setup_band(setup, np.asarray(step.lengths)))
             if not step.packed:
@@ -115,6 +118,12 @@ class StepPredictor:
             return _played_packs(found, setup, step, pack, setup.layout.parallel.cp or 1)
         except InfeasibleError as error:
             return replace(found, reason=str(error))
+
+    def _degree(self, setup: Setup, lengths: Sequence[int]) -> int | None:
+        """The degree of a static mesh that no layout states: the first step of a run decides, as in `simulate`."""
+        if setup not in self._degrees:
+            self._degrees[setup] = settled_degree(setup, lengths)
+        return self._degrees[setup]
 
     def _scenario_of(self, step: MeasuredStep) -> tuple[Scenario, tuple[str, ...]]:
         name = step.columns.get("scenario", self._scenario)

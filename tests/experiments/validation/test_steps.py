@@ -298,3 +298,21 @@ def test_measured_steps_are_held_against_the_band_that_simulate_prints(tmp_path:
     assert "our-step-is-slower" not in inside.text()
     packed = {"packs": [[4096]] * 4, "step_s": step_s}
     assert "P10-P90" not in run(str(written(tmp_path, packed)), scenario=SCENARIO).text()
+
+
+def test_steps_of_a_run_are_on_one_mesh_as_in_simulate(tmp_path: Path) -> None:
+    changes = ("gpus=64", "data.context=8K", "layout.tp=4", "layout.rank_capacity=16K")  # 16 ranks
+    scenario = load_scenario(SCENARIO, changes)
+    (tmp_path / "own.yaml").write_text(scenario.to_yaml())
+    # Three packs for each pair of ranks take less than two for a rank
+    first, second = [8192] * 16, [8192] * 24
+    setup = scenario.setup("static")
+    one = simulate_step(setup, first)
+    later = simulate_step(setup, second, mesh_degree=one.largest_group)
+    assert simulate_step(setup, second).step_s < later.step_s  # alone it would be on another mesh
+    rows = [
+        {"lengths": lengths, "step_s": step.step_s, "strategy": "static"}
+        for lengths, step in ((first, one), (second, later))
+    ]
+    document = run(str(written(tmp_path, *rows)), scenario=str(tmp_path / "own.yaml"))
+    assert [record["error"] for record in document.payload["records"]] == pytest.approx([0.0, 0.0], abs=1e-9)
