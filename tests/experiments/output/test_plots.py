@@ -54,6 +54,13 @@ def rank_step_time() -> Figure:
     return plots_of_time.plot_rank_step_time(dict.fromkeys(STRATEGIES, layers))
 
 
+def steps() -> Figure:
+    waits = {"data": [0.0, 2.0, 0.0, 0.5, 0.0, 0.0], "planning": [2.9, 0.0, 0.0, 0.0, 0.0, 0.2]}
+    return plots_of_time.plot_steps(
+        [9.0, 8.5, 9.4, 8.8, 9.1, 9.0], waits, warm_up=2, period_s=9.3, title="hdp-opt"
+    )
+
+
 def length_distribution() -> Figure:
     share = np.full(15, 1 / 15)
     return plots.plot_length_distribution([2**i for i in range(7, 22)], share, share)
@@ -99,6 +106,7 @@ def error_shares() -> Figure:
 ALL: list[Callable[[], Figure]] = [
     time_breakdown,
     rank_step_time,
+    steps,
     length_distribution,
     scaling,
     paper_against_prediction,
