@@ -27,6 +27,7 @@ from hdpsim.simulator.step import StepResult, simulate_step
 for _name, _file in {
     "key_values": "key_values.py",
     "made_up_residuals": "bands/made_up_residuals.py",
+    "planning_cases": "planning/cases.py",
     "simulator_runs": "../simulator/runs.py",
 }.items():
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).parent / _file)

@@ -15,9 +15,9 @@ import yaml
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_cases import TRAINING, band, training
 
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import run_campaign
@@ -33,28 +33,6 @@ from hdpsim.experiments.planning.search.space import space_of
 from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
 
 pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
-
-DOCUMENT: dict[str, Any] = {
-    "name": "small",
-    "model": {"name": "tiny", "layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "head_dim": 128,
-              "ffn_hidden": 5632, "vocab": 32_000},
-    "cluster": {"node": "hgx-h100-80gb", "gpus": 16},
-    "layout": {"tp": 2},
-    "data": {"lengths": ["4K tokens"], "batch": "256 sequences", "context": "4K tokens"},
-    "strategy": {"name": "static"},
-    "execution": {"batches": 1},
-    "campaign": {"seeds": 3},
-}  # fmt: skip
-
-
-def small(*overrides: str) -> Scenario:
-    """A small model on H100 servers."""
-    return resolve_scenario(DOCUMENT, overrides=overrides)
-
-
-def band(low: float, high: float) -> Band:
-    return Band(low=low, middle=1.0, high=high, alike=1, sources=(), in_sample=0, nearest=0.0,
-                median_abs_error=0.0, note="")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -121,7 +99,7 @@ def test_where_memory_is_tight_fewer_gpus_than_the_first_layout_fits_are_looked_
               "layout.optimizer_offload=false", "strategy.name=hdp-opt")  # fmt: skip
     lengths = [f"{thousands}K tokens" for thousands in (1, 2, 4, 16, 8, 8, 8, 32, 256)]
     data = {"lengths": lengths, "context": "256K tokens", "batch": "4M tokens"}
-    document = {**DOCUMENT, "model": "llama-3-8b", "data": data}
+    document = {**TRAINING, "model": "llama-3-8b", "data": data}
     scenario = resolve_scenario(document, overrides=("cluster.gpus=64", *pinned))
     goal = parse_goal("100B tokens in 18 days")
     best = recommend(scenario, goal, pinned=pinned).best
@@ -138,9 +116,9 @@ def test_where_memory_is_tight_fewer_gpus_than_the_first_layout_fits_are_looked_
 
 
 def test_a_block_is_what_the_degrees_divide_in_whole_servers() -> None:
-    assert block_of(small("layout.tp=2", "layout.pp=1").layout, 8) == 8
-    assert block_of(small("layout.tp=4", "layout.pp=4", "layout.cp=1").layout, 8) == 16
-    assert block_of(small("layout.tp=2", "layout.cp=4").layout, 8) == 8
+    assert block_of(training("layout.tp=2", "layout.pp=1").layout, 8) == 8
+    assert block_of(training("layout.tp=4", "layout.pp=4", "layout.cp=1").layout, 8) == 16
+    assert block_of(training("layout.tp=2", "layout.cp=4").layout, 8) == 8
 
 
 def every_number(scenario: Scenario, goal: Goal, most: int) -> dict[int, tuple[float, float]]:
@@ -160,16 +138,16 @@ def every_number(scenario: Scenario, goal: Goal, most: int) -> dict[int, tuple[f
 )
 def test_the_fewest_are_those_of_a_sweep_over_all_numbers(time: str, confidence: float) -> None:
     goal = parse_goal(f"200B tokens in {time}")
-    found = recommend(small(), goal, keep_layout=True, confidence=confidence).best
-    known = every_number(small(), goal, 64)
+    found = recommend(training(), goal, keep_layout=True, confidence=confidence).best
+    known = every_number(training(), goal, 64)
     assert found.gpus == min(gpus for gpus, (_, surely) in known.items() if surely >= confidence)
     assert (found.days, found.probability) == pytest.approx(known[found.gpus])
 
 
 def test_the_cheapest_is_never_dearer_than_the_fewest() -> None:
     goal = parse_goal("200B tokens in 3 days")
-    fewest = recommend(small(), goal, keep_layout=True).best
-    cheapest = recommend(small(), goal, keep_layout=True, aim="usd").best
+    fewest = recommend(training(), goal, keep_layout=True).best
+    cheapest = recommend(training(), goal, keep_layout=True, aim="usd").best
     assert fewest.usd is not None
     assert cheapest.usd is not None
     assert cheapest.usd <= fewest.usd
@@ -180,24 +158,25 @@ def test_the_cheapest_is_never_dearer_than_the_fewest() -> None:
 def test_more_confidence_takes_more_gpus_and_gets_the_probability() -> None:
     goal = parse_goal("200B tokens in 2 days")
     even, sure = (
-        recommend(small(), goal, keep_layout=True, confidence=confidence).best for confidence in (0.5, 0.95)
+        recommend(training(), goal, keep_layout=True, confidence=confidence).best
+        for confidence in (0.5, 0.95)
     )
     assert sure.gpus > even.gpus
     assert sure.probability >= 0.95
-    assert recommend(small(), goal, keep_layout=True).best.probability >= 0.8
+    assert recommend(training(), goal, keep_layout=True).best.probability >= 0.8
 
 
 def test_failures_and_checkpoints_take_time() -> None:
     goal = parse_goal("200B tokens in 5 days")
-    often = small("campaign.failure_scale=1000", "campaign.checkpoint_interval=30min")
+    often = training("campaign.failure_scale=1000", "campaign.checkpoint_interval=30min")
     found = recommend(often, goal, keep_layout=True).best
     assert found.study.ettr.mean < 0.97
-    assert found.days > recommend(small(f"gpus={found.gpus}"), goal, keep_layout=True).best.days * 0.9
+    assert found.days > recommend(training(f"gpus={found.gpus}"), goal, keep_layout=True).best.days * 0.9
 
 
 def test_a_goal_out_of_reach_says_what_would_have_to_change() -> None:
     with pytest.raises(InfeasibleError, match="What would have to change: at least") as error:
-        recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 day"), keep_layout=True)
+        recommend(training("data.batch=16 sequences"), parse_goal("300T tokens in 1 day"), keep_layout=True)
     assert "a larger data.batch than 16 sequences" in str(error.value)
 
 
@@ -205,7 +184,7 @@ def test_a_goal_far_out_of_reach_begins_with_gpus_that_have_work(monkeypatch: py
     looked_at: list[int] = []
     monkeypatch.setattr(Sizing, "fewest", lambda self, guess: looked_at.append(guess))
     with pytest.raises(InfeasibleError, match="tokens in 1 h: no number"):
-        recommend(small("data.batch=16 sequences"), parse_goal("300T tokens in 1 hour"), keep_layout=True)
+        recommend(training("data.batch=16 sequences"), parse_goal("300T tokens in 1 hour"), keep_layout=True)
     assert looked_at[0] <= 2 * 16 * 4096 / FEW_TOKENS
 
 
@@ -230,7 +209,7 @@ class Known(Sizing):
 
 def fewest(goal_s: float, guess: int, **times: Any) -> int | None:
     sizing = Known(
-        at=lambda gpus: small(), goal=Goal(tokens=1e9, seconds=goal_s), confidence=0.8, block=8, **times
+        at=lambda gpus: training(), goal=Goal(tokens=1e9, seconds=goal_s), confidence=0.8, block=8, **times
     )
     found = sizing.fewest(guess)
     return found and found.gpus
@@ -257,7 +236,7 @@ def test_the_cheapest_are_looked_for_up_to_twice_the_fewest() -> None:
     """688 GPUs take 6 rounds, the last one for few: 4,128 GPU-rounds. 1,024 take 4 full ones: 4,096."""
     times = {"rounds_s": 1.0, "traffic_s": 0.0, "least": 8}
     goal = Goal(tokens=1e9, seconds=6.0)
-    sizing = Known(at=lambda gpus: small(), goal=goal, confidence=0.8, block=8, **times)  # type: ignore[arg-type]
+    sizing = Known(at=lambda gpus: training(), goal=goal, confidence=0.8, block=8, **times)  # type: ignore[arg-type]
     assert sizing.cheapest(688)[0] == 1024
     assert set(sizing.cheapest(8)) == {16}
 
@@ -284,7 +263,7 @@ def run(path: Path, *arguments: str) -> Result:
 @pytest.mark.slow
 def test_types_are_compared_with_searched_layouts(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(DOCUMENT))
+    path.write_text(yaml.safe_dump(TRAINING))
     options = (
         "--gpu",
         "h100,h200",
@@ -319,7 +298,7 @@ def test_no_layout_is_searched_when_the_budget_is_over(monkeypatch: pytest.Monke
         pinned = ("strategy.name=static", "layout.tp=2", "layout.recompute=none", "layout.sharding=zero1")
         goal = parse_goal("500B tokens in 3 days")
         answer = recommend_document(
-            recommend(small("layout.recompute=none"), goal, budget=budget, pinned=pinned)
+            recommend(training("layout.recompute=none"), goal, budget=budget, pinned=pinned)
         )
         said = "Not all layouts were looked at" in answer.text()
         assert said is not answer.payload["best"]["all_layouts"]
@@ -352,8 +331,8 @@ def test_a_search_cut_short_is_never_worse_than_the_layout_that_one_has(
 
     goal = parse_goal("2T tokens in 3 days")
     monkeypatch.setattr("hdpsim.experiments.planning.recommending.recommend.search", cut_short)
-    answer = recommend(small("layout.recompute=none"), goal)
-    assert answer.best.gpus <= recommend(small("layout.recompute=none"), goal, keep_layout=True).best.gpus
+    answer = recommend(training("layout.recompute=none"), goal)
+    assert answer.best.gpus <= recommend(training("layout.recompute=none"), goal, keep_layout=True).best.gpus
     assert not answer.types[0].complete
     assert answer.types[0].layout == "the scenario's own layout"
 
@@ -364,7 +343,7 @@ def test_racks_of_72_gpus_stand_beside_servers_of_8(keep_layout: bool) -> None:
     goal = parse_goal("1T tokens in 5 days")
     pinned = ("strategy.name=static", "layout.recompute=none", "layout.sharding=zero1")
     found = recommend(
-        small(*pinned), goal, gpu_types=("h100", "gb200"), keep_layout=keep_layout, pinned=pinned,
+        training(*pinned), goal, gpu_types=("h100", "gb200"), keep_layout=keep_layout, pinned=pinned,
         budget=Budget(steps=20),
     )  # fmt: skip
     offers = {one.gpu: one.offer for one in found.types}
@@ -377,7 +356,7 @@ def test_racks_of_72_gpus_stand_beside_servers_of_8(keep_layout: bool) -> None:
 
 
 def test_a_type_that_cannot_run_the_scenario_takes_no_answer_from_the_others() -> None:
-    fp8 = small("cluster.node=hgx-b200-180gb", "layout.precision=mxfp8")
+    fp8 = training("cluster.node=hgx-b200-180gb", "layout.precision=mxfp8")
     goal = parse_goal("200B tokens in 5 days")
     found = recommend(fp8, goal, gpu_types=("a100-80gb", "b200"), keep_layout=True)
     assert [one.gpu for one in found.types] == ["b200-180gb", "a100-80gb"]

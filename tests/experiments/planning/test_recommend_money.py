@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_cases import band, training
 
 from hdpsim.errors import InfeasibleError, UserInputError
-from hdpsim.experiments.bands.band import Band
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.output.amounts import parse_target, parse_usd
 from hdpsim.experiments.planning.recommending.document import recommend_document
@@ -23,30 +23,14 @@ from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal, prob
 from hdpsim.experiments.planning.recommending.recommend import Aim, _OneType, recommend
 from hdpsim.experiments.planning.recommending.sizing import Sizing
 from hdpsim.experiments.planning.search.budget import NO_LIMIT
-from hdpsim.experiments.scenario.scenario import Scenario, resolve_scenario
+from hdpsim.experiments.scenario.scenario import Scenario
 
 pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
 
 
 def small(*overrides: str) -> Scenario:
-    """A small model on H100 servers that do not fail."""
-    document = {
-        "name": "small",
-        "model": {"name": "tiny", "layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "head_dim": 128,
-                  "ffn_hidden": 5632, "vocab": 32_000},
-        "cluster": {"node": "hgx-h100-80gb", "gpus": 16},
-        "layout": {"tp": 2},
-        "data": {"lengths": ["4K tokens"], "batch": "256 sequences", "context": "4K tokens"},
-        "strategy": {"name": "static"},
-        "execution": {"batches": 1},
-        "campaign": {"seeds": 2, "failure_scale": 0},
-    }  # fmt: skip
-    return resolve_scenario(document, overrides=overrides)
-
-
-def band(low: float, high: float) -> Band:
-    return Band(low=low, middle=1.0, high=high, alike=1, sources=(), in_sample=0, nearest=0.0,
-                median_abs_error=0.0, note="")  # fmt: skip
+    """The small training on servers that do not fail."""
+    return training("campaign.seeds=2", "campaign.failure_scale=0", *overrides)
 
 
 @pytest.mark.parametrize(

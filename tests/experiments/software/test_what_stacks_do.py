@@ -1,0 +1,127 @@
+"""What rules say of stacks by name, release and year: switches that were read in their code."""
+
+from __future__ import annotations
+
+import pytest
+
+from hdpsim.experiments.software.facts import Run
+from hdpsim.experiments.software.rules import setting_of
+from hdpsim.experiments.software.run_config import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("model_name", "n_experts", "precision", "framework", "overlaps"),
+    [
+        ("nemotron-h-56b", None, "fp8", "NeMo", False),  # layers of 16 bits among 8-bit ones
+        ("nemotron-h-56b", None, "bf16", "NeMo", True),
+        ("nemotron-h-56b", None, "fp8", "Megatron-Bridge 25.09", False),
+        ("nemotron-h-56b", None, "fp8", "Megatron-Bridge 26.02", True),
+        ("llama4-scout", 16, "fp8", "NeMo", True),
+        ("mixtral-8x7b", 8, "fp8", "NeMo", None),
+    ],
+)
+def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
+    model_name: str, n_experts: int | None, precision: str, framework: str, overlaps: bool | None
+) -> None:
+    config = RunConfig(
+        gpu="h100", model_name=model_name, n_experts=n_experts, precision=precision, framework=framework,
+        task="pretrain", tp=8,
+    )  # fmt: skip
+    said = setting_of(Run(config), "tp_overlap")
+    assert (said and said.value) == overlaps
+
+
+@pytest.mark.parametrize(
+    ("framework", "fused", "fused_loss", "logit_bytes"),
+    [
+        ("Hugging Face Trainer", False, None, 14.0),
+        ("Hugging Face Trainer with torch.compile", None, None, None),  # the loss is part of what is compiled
+        ("Hugging Face Trainer with Liger kernels", None, None, None),
+        (
+            "prime-rl (PyTorch FSDP2) with torch.compile",
+            None,
+            False,
+            14.0,
+        ),  # it compiles layers, not the loss
+        ("lit-gpt with torch.compile", None, None, None),
+    ],
+)
+def test_losses_that_nothing_fuses_copy_their_logits_to_32_bits(
+    framework: str, fused: bool | None, fused_loss: bool | None, logit_bytes: float | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, year=2025))
+    said = (setting_of(run, switch) for switch in ("fused_kernels", "fused_loss", "logit_bytes"))
+    assert [setting and setting.value for setting in said] == [fused, fused_loss, logit_bytes]
+
+
+@pytest.mark.parametrize(
+    ("framework", "batch_first", "gathered"),
+    [
+        ("KempnerForge (PyTorch FSDP2)", True, True),
+        ("Hugging Face Trainer", True, True),
+        ("torchtitan", True, None),
+        ("OLMo-core 2.0 FSDP2", True, None),
+        ("nanotron", None, None),
+        ("Megatron-LM", None, None),
+    ],
+)
+def test_tensor_parallelism_of_pytorch_cuts_the_second_dimension_and_gathers_logits(
+    framework: str, batch_first: bool | None, gathered: bool | None
+) -> None:
+    of_four, of_one = (Run(RunConfig(gpu="h100", framework=framework, year=2025, tp=tp)) for tp in (4, 1))
+    switches = ("tp_batch_first", "gathered_logits")
+    assert [setting_of(of_one, switch) for switch in switches] == [None, None]
+    said = [setting_of(of_four, switch) for switch in switches]
+    assert [setting and setting.value for setting in said] == [batch_first, gathered]
+
+
+@pytest.mark.parametrize(
+    ("framework", "sequences", "whole"),
+    [
+        ("Hugging Face Trainer", 64, True),
+        ("Hugging Face Trainer", 16, None),  # one micro-batch
+        ("lit-gpt (PyTorch FSDP1)", 64, None),
+        ("KempnerForge (PyTorch FSDP2)", 64, True),
+        ("torchtitan", 64, None),
+        ("Hugging Face Trainer with DeepSpeed", 64, None),
+    ],
+)
+def test_trainers_that_sum_gradients_of_micro_batches_once_a_step(
+    framework: str, sequences: int, whole: bool | None
+) -> None:
+    config = RunConfig(
+        gpu="h100", n_gpus=8, framework=framework, year=2025, zero_stage="fsdp", micro_batch=2,
+        global_batch_seqs=sequences,
+    )  # fmt: skip
+    said = [setting_of(Run(config), switch) for switch in ("whole_gradients", "gradient_accumulation")]
+    assert (said[0] and said[0].value) == whole
+    assert (said[1] is not None and said[1].value == "separate") == bool(whole)
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "notes", "switch", "value"),
+    [
+        ("PaddleNLP (PaddlePaddle 2.6)", 2023, "fused RMSNorm", "fused_kernels", False),
+        ("PaddleNLP (PaddlePaddle 2.6)", 2023, "fused kernels", "fused_kernels", None),
+        ("Hugging Face accelerate", 2023, "", "attention_kernel", "unfused"),
+        ("PyTorch FSDP1", 2023, "Hugging Face Llama", "attention_kernel", "unfused"),
+        ("PyTorch FSDP1", 2024, "Hugging Face Llama", "attention_kernel", "flash2"),
+        ("PyTorch FSDP1", 2023, "", "attention_kernel", "flash1"),
+        ("NeMo", 2023, "", "attention_kernel", "flash2"),
+        ("BioNeMo", 2023, "", "attention_kernel", "flash1"),
+        ("Megatron-LM", 2024, "moe_grouped_gemm false", "expert_kernels", "modules"),
+        ("Megatron-Core", 2025, "moe_grouped_gemm true", "expert_kernels", "separate"),
+        ("Hugging Face Trainer", 2024, "", "expert_kernels", "modules"),
+        ("Hugging Face Trainer", 2026, "", "expert_kernels", None),
+    ],
+)
+def test_what_a_stack_of_a_year_does(
+    framework: str, year: int, notes: str, switch: str, value: object
+) -> None:
+    experts = 8 * (switch == "expert_kernels")
+    config = RunConfig(
+        gpu="a100", framework=framework, year=year, notes=notes, zero_stage="zero1", dp=8, n_experts=experts
+    )
+    run = Run(config)
+    found = setting_of(run, switch)
+    assert (found and found.value) == value
