@@ -1,1 +1,1 @@
-"""The command: one module a verb."""
+"""The command, made of one function a verb; modules are sorted by what is asked."""
