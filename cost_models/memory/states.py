@@ -46,13 +46,17 @@ def state_bytes(
         bytes per parameter: weights 2, gradients 4 (or 2), optimizer optimizer_bytes (12); d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
         zero3 18/d (+ two whole layers' weights and one's gradients while they are at work); 16/d where shards have
-        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d); with whole_gradients 4 + 18/d
+        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d), and so have their gradients,
+        in whatever they are summed; with whole_gradients 4 + 18/d, or 4 + 14/d with gradients_freed: gradients of
+        shards come when whole ones go
 
     d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
     Of a frozen model only adapters (beside its weights) have gradients and optimizer states.
     *overheads* add gradient buckets, gradients not yet added up and the staging of the update.
-    Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer.
+    Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer, and
+    gradients of shards in the type of the parameters (distributed/fsdp/_runtime_utils.py, _cast_grad_to_param_dtype;
+    _fully_shard/_fsdp_collectives.py, foreach_reduce).
     """
     check_layout(model, layout, ranks)
     shard = parameters_per_gpu(model, layout, stage)
@@ -78,14 +82,17 @@ def state_bytes(
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     loose = overheads.loose_gradient_bytes * unit
-    whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 else 0.0
     optimizer = trained * layout.precision.optimizer_bytes * spread(1)
     moments_alone = layout.precision.optimizer_bytes <= MOMENTS_ALONE
-    in_optimizer = level >= 3 and not (overheads.sixteen_bit_shards or moments_alone or model.frozen)
+    own_type = level >= 3 and not overheads.sixteen_bit_shards  # shards, and so their gradients
+    in_optimizer = own_type and not (moments_alone or model.frozen)
+    of_shards = (2.0 if moments_alone else 4.0) if own_type else float(layout.precision.gradient_bytes)
+    whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 else 0.0
+    summed = 0.0 if whole and overheads.gradients_freed else of_shards * spread(2)
     kept = 0.0 if in_optimizer else WEIGHT_BYTES
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
-        gradients=trained * (layout.precision.gradient_bytes * (spread(2) + whole) + buckets + loose),
+        gradients=trained * (summed + layout.precision.gradient_bytes * whole + buckets + loose),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
         on_host=optimizer if layout.sharding.optimizer_offload else 0.0,

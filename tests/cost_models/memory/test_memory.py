@@ -171,6 +171,21 @@ def test_gradients_that_add_up_whole_take_their_bytes_beside_the_shards() -> Non
     assert several.gradients - one.gradients == pytest.approx(4 * parameters(model).total)
 
 
+@pytest.mark.parametrize(("summed_bytes", "optimizer", "of_shards"), [(4, 12, 4), (2, 12, 4), (4, 4, 2)])
+def test_gradients_of_freed_shards_come_when_whole_ones_go(
+    summed_bytes: int, optimizer: int, of_shards: int
+) -> None:
+    model, stack = (
+        catalog.model("llama-2-7b"),
+        MemoryOverheads(sixteen_bit_shards=False, gradients_freed=True),
+    )
+    layout = Layout(sharding="zero3", gradient_bytes=summed_bytes, optimizer_bytes=optimizer)  # type: ignore[arg-type]
+    count = parameters(model).total
+    added = state_bytes(model, layout.changed(whole_gradients=True), 64, 0, stack)
+    assert added.gradients == pytest.approx(summed_bytes * count)
+    assert state_bytes(model, layout, 64, 0, stack).gradients == pytest.approx(of_shards / 64 * count)
+
+
 def test_optimizer_states_on_the_host_and_gradients_of_16_bits() -> None:
     model, layout = catalog.model("llama-2-7b"), Layout(optimizer_offload=True, gradient_bytes=2)
     states = state_bytes(model, layout, 64, 0)
@@ -186,7 +201,9 @@ def test_optimizer_states_in_16_bits(per_parameter: float, beside: bool, weights
     # Shards in 32 bits are the optimizer's own weights, which moments alone do not hold.
     model, overheads = catalog.model("llama-2-7b"), MemoryOverheads(sixteen_bit_shards=beside)
     states = state_bytes(model, Layout(sharding="zero3", optimizer_bytes=per_parameter), 64, 0, overheads)
-    kept = weights + 4 + per_parameter  # gradients have 4
+    kept = (
+        weights + (4 if beside or per_parameter > 4 else 2) + per_parameter
+    )  # gradients of shards are as these
     assert states.total - states.gathered == pytest.approx(kept / 64 * parameters(model).total)
 
 

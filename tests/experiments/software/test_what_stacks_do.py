@@ -99,6 +99,31 @@ def test_trainers_that_sum_gradients_of_micro_batches_once_a_step(
 
 
 @pytest.mark.parametrize(
+    ("framework", "zero_stage", "precision", "bytes_summed"),
+    [
+        ("Hugging Face accelerate (PyTorch FSDP1)", "fsdp", "bf16", 2),
+        ("TRL 0.20 FSDP2", "hsdp", "fp16", 2),
+        ("Hugging Face Trainer", "none", "bf16", None),
+        ("KempnerForge (PyTorch FSDP2)", "fsdp", "bf16", None),
+        ("Hugging Face NeMo AutoModel FSDP2", "fsdp", "bf16", None),
+    ],
+)
+def test_accelerate_sums_gradients_of_shards_in_16_bits(
+    framework: str, zero_stage: str, precision: str, bytes_summed: int | None
+) -> None:
+    config = RunConfig(gpu="h100", framework=framework, year=2026, zero_stage=zero_stage, precision=precision)
+    said = setting_of(Run(config), "gradient_bytes")
+    assert (said and said.value) == bytes_summed
+
+
+@pytest.mark.parametrize(("sp", "pp", "told"), [(True, 1, False), (False, 1, True), (True, 2, True)])
+def test_a_head_that_no_plan_cuts_is_told(sp: bool, pp: int, told: bool) -> None:
+    config = RunConfig(gpu="h200", framework="KempnerForge (PyTorch FSDP2)", year=2026, tp=4, sp=sp, pp=pp)
+    said = setting_of(Run(config), "not_modelled")
+    assert (said is not None and "output head" in said.words) == told
+
+
+@pytest.mark.parametrize(
     ("framework", "year", "notes", "switch", "value"),
     [
         ("PaddleNLP (PaddlePaddle 2.6)", 2023, "fused RMSNorm", "fused_kernels", False),
