@@ -196,6 +196,9 @@ def test_a_year_that_no_shipped_record_has_gets_the_switches_of_its_stack() -> N
         framework="Megatron-Core 0.14", year=2025, n_experts=8, tp=4, ep=32
     )  # 128 GPUs a copy
     assert "etp" not in of(framework="Megatron-Bridge 25.09", year=2025, n_experts=8, tp=4)
+    swift = {"year": 2025, "n_experts": 8, "tp": 4}
+    assert of(framework="Megatron-SWIFT (Megatron-Core 0.12)", **swift)["etp"] == 4
+    assert "etp" not in of(framework="Megatron-SWIFT (Megatron-Core 0.14)", **swift)
     assert of(framework="torchtitan", year=2027, cp=2)["cp_kind"] == "all-gather"
 
 
