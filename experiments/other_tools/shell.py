@@ -23,6 +23,9 @@ _PLAIN = re.compile(_NAME, re.ASCII)
 _SUM = re.compile(r"[\d\s()+*/-]{1,200}", re.ASCII)
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*", re.ASCII)
 _OPENS, _CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+_TESTS = ("[", "[[", "test", "!")
+_DECLARES = ("export", "declare", "local", "readonly")
+_PRINTS = ("echo", "printf")
 _ENDS = ";&|<>\n"
 _DEEPEST = 20
 _LONGEST = 2**20
@@ -51,20 +54,27 @@ def read_flags(text: str, where: str) -> tuple[Option, ...]:
         UserInputError: a quote or bracket that nobody closes.
     """
     script = _Script(where)
-    for words in _statements(text.replace(_MARK, "").replace(_MARK_END, ""), where):
-        script.run(words)
+    for words, depends in _statements(text.replace(_MARK, "").replace(_MARK_END, ""), where):
+        script.run(words, depends)
     return tuple(script.options())
 
 
-def _statements(text: str, where: str) -> Iterator[list[_Word]]:
-    """The words of every statement."""
+def _statements(text: str, where: str) -> Iterator[tuple[list[_Word], bool]]:
+    """The words of every statement, and whether it depends on a test before it: `[ $FP8 ] && FLAGS=...`."""
     words: list[_Word] = []
-    for word in chain(_Reader(text, where).words(), [None]):
-        if word is not None:
+    depends = False
+    for word in chain(_Reader(text, where).words(), ["\n"]):
+        if isinstance(word, _Word):
             words.append(word)
-        elif words:
-            yield words
-            words = []
+            continue
+        if words:
+            yield words, depends
+        tests = bool(words) and (words[0].raw in _TESTS or words[-1].raw.endswith("))"))
+        if word == "||" or (word == "&&" and tests):
+            depends = True
+        elif word in ";\n" and words:
+            depends = False
+        words = []
 
 
 class _Reader:
@@ -95,7 +105,7 @@ class _Reader:
                 break
             if ends == _ENDS and character == "(" and _ASSIGNMENT.fullmatch(word.raw):
                 self.skip()
-                word.array = [one for one in self.words(")") if one is not None]
+                word.array = [one for one in self.words(")") if isinstance(one, _Word)]
                 break
             if character in "'\"":
                 self._quoted(word)
@@ -108,8 +118,8 @@ class _Reader:
                 word.pieces.append((self.skip(), False))
         return word
 
-    def words(self, closing: str = "") -> Iterator[_Word | None]:
-        """Words up to the *closing* mark, or to the end of the text; None where a statement ends."""
+    def words(self, closing: str = "") -> Iterator[_Word | str]:
+        """Words up to the *closing* mark, or to the end of the text; where a statement ends, what ends it."""
         start = self.line
         while self.place < len(self.text):
             character = self.text[self.place]
@@ -117,14 +127,19 @@ class _Reader:
                 self.skip()
                 return
             if character in _ENDS:
-                self.skip()
-                yield None
+                yield self.skip(2 if self.text.startswith(("&&", "||"), self.place) else 1)
             elif character.isspace() or self.text.startswith("\\\n", self.place):
                 self.skip(1 if character.isspace() else 2)
             elif character == "#":
                 self.comment()
             else:
-                yield self.word(closing or _ENDS)
+                word = self.word(closing or _ENDS)
+                redirects = word.raw.isdecimal() and self.text[self.place : self.place + 1] in (
+                    "<",
+                    ">",
+                )  # 2>&1
+                if not redirects:
+                    yield word
         if closing:
             raise UserInputError(f"{self.where}:{start}: nobody closes the bracket of this array")
 
@@ -166,23 +181,25 @@ class _Script:
     def __init__(self, where: str) -> None:
         self._where = where
         self._values: dict[str, list[str]] = {}
-        self._words: list[tuple[str, int]] = []
+        self._commands: list[list[tuple[str, int]]] = []
+        self._printed: list[list[tuple[str, int]]] = []
         self._of_variables: list[tuple[str, int]] = []
         self._exported: dict[str, tuple[str, int]] = {}
-        self._blocks: list[int] = []
+        self._blocks: list[str] = []
         self._reasons: list[str] = []
 
-    def run(self, words: list[_Word]) -> None:
-        """Read one statement."""
+    def run(self, words: list[_Word], depends: bool = False) -> None:
+        """Read one statement, which *depends* on a test or does not."""
         first = words[0].raw
-        if first in _OPENS:
-            self._blocks.append(words[0].line)
-        inside = bool(self._blocks)
-        if first in _CLOSES and self._blocks:
+        if first in _OPENS or (first == "{" and depends):
+            self._blocks.append(first)
+        inside = bool(self._blocks) or depends
+        if self._blocks and (first in _CLOSES or (first == "}" and self._blocks[-1] == "{")):
             self._blocks.pop()
-        rest = words[1:] if first in ("then", "else", "do") else words
-        exports = bool(rest) and rest[0].raw in ("export", "declare", "local", "readonly")
-        rest = rest[1:] if exports else rest
+        rest = self._without_keywords(words)
+        exports = bool(rest) and rest[0].raw in _DECLARES
+        while exports and len(rest) > 1 and (rest[0].raw in _DECLARES or rest[0].raw.startswith("-")):
+            rest = rest[1:]  # declare -a NAME=(...)
         for place, word in enumerate(rest):
             found = _ASSIGNMENT.match(word.raw)
             if found is None:
@@ -190,6 +207,18 @@ class _Script:
                     self._command(rest[place:], inside)
                 return
             self._assign(word, found, exports or len(rest) > place + 1, inside)
+
+    def _without_keywords(self, words: list[_Word]) -> list[_Word]:
+        """A statement without what a block begins with: `then`, `{`, `case $X in fp8)`."""
+        raws = [word.raw for word in words]
+        start = raws.index("in") + 1 if raws[0] == "case" and "in" in raws else 0
+        cases = "case" in self._blocks
+        while start < len(words):
+            pattern = cases and raws[start].endswith(")") and "$(" not in raws[start]
+            if not (pattern or raws[start] in ("then", "else", "do", "{", "}")):
+                break
+            start += 1
+        return words[start:]
 
     def _mark(self, why: str) -> str:
         self._reasons.append(why)
@@ -230,6 +259,9 @@ class _Script:
             self._exported[name] = value[0], word.line
 
     def _command(self, words: list[_Word], inside: bool) -> None:
+        """Keep the words of a command; those of one that only prints them count where no other has flags."""
+        kept: list[tuple[str, int]] = []
+        (self._printed if words[0].raw in _PRINTS else self._commands).append(kept)
         for word in words:
             for part in self._expanded(word):
                 holds_a_command = re.search(r"\s--[A-Za-z]", part) is not None  # sh -c "python ... --flag"
@@ -237,12 +269,12 @@ class _Script:
                     if inside and _FLAG.match(one):
                         why = f"it stands inside a condition or a loop (line {word.line})"
                         one = f"{one.partition('=')[0]}={self._mark(why)}"
-                    self._words.append((one, word.line))
+                    kept.append((one, word.line))
 
     def _expanded(self, word: _Word) -> list[str]:
         """The words that a word becomes: arrays, and variables without quotes, may hold several."""
         listed = re.fullmatch(rf"\$\{{({_NAME})\[[@*]\]\}}", word.raw, re.ASCII)
-        if listed is not None and listed[1] in self._values:
+        if listed is not None and listed[1] in self._values and all(quote for _, quote in word.pieces):
             return list(self._values[listed[1]])
         value = self._joined(word)
         if any(quote is False and "$" in text for text, quote in word.pieces):
@@ -305,13 +337,24 @@ class _Script:
 
     def options(self) -> Iterator[Option]:
         """Every flag with the words behind it, then what is exported."""
-        words = self._words
-        if not any(_FLAG.match(word) for word, _ in words):
-            words = self._of_variables  # a file of variables that another script reads
+        for commands in (
+            self._commands,
+            self._printed,
+            [self._of_variables],
+        ):  # a file of variables for others
+            if any(_FLAG.match(word) for words in commands for word, _ in words):
+                for words in commands:
+                    yield from self._flags(words)
+                break
+        for variable, (value, line) in self._exported.items():
+            yield Option(name=f"${variable}", value=self._read(value), line=line)
+
+    def _flags(self, words: list[tuple[str, int]]) -> Iterator[Option]:
+        """The flags of one command."""
         name, line, values = "", 0, list[str | Unread]()
         for word, word_line in [*words, ("--end", 0)]:
             flag = _FLAG.match(word)
-            if flag is None or (flag[0] != word and word[flag.end()] != "="):
+            if flag is None:
                 values.append(self._read(word))
                 continue
             if name:
@@ -321,8 +364,10 @@ class _Script:
                         yield Option(name=f"(after --{name}: {value.why})", value=value, line=line)
             name, line = flag[0][2:].replace("_", "-"), word_line
             values = [self._read(word[flag.end() + 1 :])] if len(word) > flag.end() else []
-        for variable, (value, line) in self._exported.items():
-            yield Option(name=f"${variable}", value=self._read(value), line=line)
+            if (
+                flag[0] != word and word[flag.end()] != "="
+            ):  # a program takes it for one word, and for no flag it knows
+                name, values = word[2:], []
 
 
 _MARK, _MARK_END = "\x01", "\x02"
