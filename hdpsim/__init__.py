@@ -25,7 +25,7 @@ Run and look:
 
 Decide:
     plan            which layout and strategy is best on these GPUs?
-    recommend       which GPUs, and how many, train so many tokens by a date?
+    recommend       which GPUs, and how many, for tokens, a date and a sum?
     check           what wastes time in this scenario, and which change helps?
     scale           what do more GPUs buy?
     whatif          what does each change buy, alone and together? tornado="10%": which inputs matter?

@@ -146,27 +146,28 @@ def recommend(
     overrides: GivenOverrides = (),
     *,
     gpu_types: Names = (),
-    objective: Aim = "gpus",
+    objective: Aim | None = None,
     confidence: float = 0.8,
     keep_layout: bool = False,
     budget: str | float | None = "500 steps",
     batches: int | None = None,
     progress: Progress = quiet,
 ) -> Result:
-    """Which GPUs, and how many, train so many tokens by a date, and for a sum of money?
+    """Which GPUs, and how many, for tokens, a date and a sum of money?
 
         hdpsim.recommend("llama-3-70b-h100", "300B tokens in 30 days for 20M USD", keep_layout=True)
 
-    Failures, restarts and checkpoints are those of the scenario's campaign.
+    Give two of the three, or all. Failures, restarts and checkpoints are those of the scenario's campaign.
 
     Args:
         scenario: a shipped scenario's name, a path, a dictionary of its keys, or a Scenario.
-        target: what has to be done by when, `"300B tokens in 30 days"`, and if you like for how much:
-            `"300B tokens in 30 days for 20M USD"`.
+        target: two or three of tokens, a time and money: `"300B tokens in 30 days"` (the fewest GPUs), `"300B tokens in
+            30 days for 20M USD"`, `"20M USD in 60 days"` (the most tokens), `"300B tokens for 20M USD"` (the earliest
+            date).
         overrides: keys to change, as `--set` does: `{"data.context": "64K tokens"}`. They stay as they are set.
         gpu_types: GPUs of the catalog, such as `["h100", "b200"]` or `"h100,b200"`; default: the scenario's.
-        objective: the fewest `"gpus"`, or the cheapest (`"usd"`).
-        confidence: probability with which the date has to be met; 0.5 is an even bet.
+        objective: for tokens and a date the fewest `"gpus"`, or the cheapest (`"usd"`); default: gpus.
+        confidence: probability with which date and budget have to be met; 0.5 is an even bet.
         keep_layout: search no layouts: only data parallelism grows.
         budget: when to stop: after counted work (`"500 steps"`), with which every machine finds the same; after a time
             (`"60s"`), in which a faster one gets further; or none, to the end.
@@ -178,7 +179,7 @@ def recommend(
 
     Raises:
         UserInputError: what was given is wrong; the message says what is allowed.
-        InfeasibleError: the date cannot be met, or not for the money; the message says what would have to change.
+        InfeasibleError: the target cannot be met; the message says what would have to change.
     """
     from hdpsim.experiments.planning.plan import check_prices, open_scenario
     from hdpsim.experiments.planning.recommending import recommend as study
@@ -188,11 +189,16 @@ def recommend(
 
     if not 0.01 <= confidence <= 0.99:
         raise UserInputError(f"confidence must be from 0.01 to 0.99, got {confidence}")
-    if objective not in ("gpus", "usd"):
+    if objective not in (None, "gpus", "usd"):
         raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
     if batches is not None:
         check_whole_number("batches", batches, "batches")
     goal = parse_goal(target)
+    if objective is not None and goal.wanted != "gpus":
+        most = "the most tokens" if goal.wanted == "tokens" else "the earliest date"
+        raise UserInputError(
+            f"--objective: {goal.words} looks for {most}; leave it out, or give tokens and a date"
+        )
     types = names_of("--gpu", gpu_types) if gpu_types else ()
     limit = budget_of(budget)
     changes = override_texts(overrides)
@@ -206,7 +212,7 @@ def recommend(
             checked,
             goal,
             gpu_types=types,
-            aim=objective,
+            aim=objective or "gpus",
             confidence=confidence,
             keep_layout=keep_layout,
             pinned=changes,

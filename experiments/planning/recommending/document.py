@@ -17,6 +17,7 @@ from .recommend import Recommendation, TypeResult
 from .sizing import Offer
 
 _GIB = 2.0**30
+_WHAT = {"gpus": "The fewest", "usd": "The cheapest", "tokens": "The most tokens", "days": "The earliest"}
 
 
 def recommend_document(found: Recommendation) -> Document:
@@ -51,7 +52,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     assert target is not None
     return {
         "gpu": offer.scenario.cluster.gpu.name,
-        **attributes(offer, "gpus days usd surely_usd probability"),
+        **attributes(offer, "gpus tokens days surely_days usd surely_usd probability"),
         "usd_range": target.costs.usd(target.tokens),
         **attributes(target, "kwh gpu_hours"),
         "seconds": estimate_json(offer.seconds),
@@ -83,19 +84,22 @@ def _type_json(result: TypeResult, goal: Goal) -> dict[str, Any]:
 
 
 def _answer(found: Recommendation) -> str:
-    best = found.best
+    best, goal = found.best, found.goal
+    surely = f"with a probability of {found.confidence:.0%} at most"
+    time = with_duration(best.seconds)
+    if goal.seconds is None:
+        time += f" ({surely} {duration(best.surely_s)})"
     cost = "at an unknown price" if best.usd is None else f"for {usd_words(best.usd)}"
-    if found.goal.usd is not None and best.surely_usd is not None:
-        cost += f" (with a probability of {found.confidence:.0%} at most {usd_words(best.surely_usd)})"
-    what = "The cheapest" if found.aim == "usd" else "The fewest"
-    searched = " Not all layouts were looked at: a larger --budget may find fewer GPUs, or cheaper ones."
+    if goal.usd is not None and best.surely_usd is not None:
+        cost += f" ({surely} {usd_words(best.surely_usd)})"
+    searched = " Not all layouts were looked at: a larger --budget may find better ones."
     study = best.study
     return (
-        f"{what}: {best.gpus:,} x {best.scenario.cluster.gpu.name} ({found.types[0].layout}) train "
-        f"{large_amount(found.goal.tokens)} tokens in {with_duration(best.seconds)} {cost}; "
+        f"{_WHAT[found.aim]}: {best.gpus:,} x {best.scenario.cluster.gpu.name} ({found.types[0].layout}) train "
+        f"{large_amount(best.tokens)} tokens in {time} {cost}; "
         f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
         f"the rest. "
-        f"The probability of being done in {found.goal.limits} is {best.probability:.0%}."
+        f"The probability of being done {goal.limits} is {best.probability:.0%}."
         f"{'' if all(result.complete for result in found.types) else searched}"
     )
 
@@ -107,6 +111,7 @@ def _table(found: Recommendation) -> Table[TypeResult]:
     columns: tuple[Column[TypeResult], ...] = (
         Column("gpu", heading="GPU"),
         Column("gpus", of_offer("gpus"), heading="GPUs", format=","),
+        Column("tokens", of_offer("tokens"), format=large_amount, shown=found.goal.tokens is None),
         Column("days", of_offer("days"), format=".1f"),
         Column("usd", of_offer("usd"), heading="USD", format=large_amount, missing="unknown"),
         Column("kwh", _kwh, heading="MWh", format=lambda kwh: f"{kwh / 1000:,.0f}", missing="unknown"),
@@ -117,7 +122,8 @@ def _table(found: Recommendation) -> Table[TypeResult]:
         Column("layout", heading="layout and strategy", left=True),
         Column("reason", _reason, heading="remark", left=True, optional=True),
     )  # fmt: skip
-    return Table(title=f"What meets {found.goal.words}, by type of GPU", columns=columns, rows=found.types)
+    title = f"What meets {found.goal.words}" if found.goal.tokens else f"What {found.goal.words} train"
+    return Table(title=f"{title}, by type of GPU", columns=columns, rows=found.types)
 
 
 def _kwh(result: TypeResult) -> float | None:
@@ -134,8 +140,7 @@ def _reason(result: TypeResult) -> str:
 
 
 def _notes(found: Recommendation) -> tuple[str, ...]:
-    best = found.best
-    limits = "the date" if found.goal.usd is None else "the date and the budget"
+    best, limits = found.best, found.goal.limits_named
     asked = f"GPUs meet {limits} if they do with a probability of {found.confidence:.0%} (--confidence)."
     return (
         asked,

@@ -1,13 +1,13 @@
-"""A goal: so many tokens by a date, for a sum of money, and the probability of meeting it."""
+"""A goal: tokens, a date and a sum of money, two of them or all three, and the probability of meeting it."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.errors import UserInputError
@@ -17,6 +17,8 @@ from hdpsim.quoting import quoted
 
 if TYPE_CHECKING:
     from hdpsim.experiments.bands.band import Band
+
+Wanted = Literal["gpus", "days", "tokens"]
 
 USUAL_CONFIDENCE = 0.8
 """Probability of meeting a date. At the predicted mean a run is as often late as not; this is late once in five, and
@@ -31,68 +33,103 @@ _HALVINGS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """So many tokens in so many seconds, for so much money where somebody said how much.
+    """Tokens, a time and a sum of money: two of them or all three. What is not given is what one wants to know.
 
     Attributes:
+        tokens: to train on; None = as many as time and money allow.
+        seconds: from the start to the last token; None = as early as the money allows.
         usd: what the GPUs may cost; None = whatever it takes.
     """
 
-    tokens: float
-    seconds: float
+    tokens: float | None = None
+    seconds: float | None = None
     usd: float | None = None
 
     @property
-    def days(self) -> float:
+    def wanted(self) -> Wanted:
+        """What is looked for: the most tokens, the earliest date, or else the GPUs that do it."""
+        return "tokens" if self.tokens is None else "days" if self.seconds is None else "gpus"
+
+    @property
+    def days(self) -> float | None:
         """The time in days."""
-        return self.seconds / DAY_S
+        return None if self.seconds is None else self.seconds / DAY_S
 
     @property
     def words(self) -> str:
-        """`300B tokens in 30 days for 20M USD`."""
-        return f"{large_amount(self.tokens)} tokens in {self.limits}"
+        """`300B tokens in 30 days for 20M USD`, or what is given of it; `20M USD in 60 days` without tokens."""
+        if self.tokens is None:
+            return f"{large_amount(self.usd or 0.0)} USD in {self.time}"
+        return f"{large_amount(self.tokens)} tokens {self.limits}"
 
     @property
     def limits(self) -> str:
-        """`30 days for 20M USD`."""
-        return self.time if self.usd is None else f"{self.time} for {large_amount(self.usd)} USD"
+        """`in 30 days for 20M USD`, or what is given of it."""
+        date = None if self.seconds is None else f"in {self.time}"
+        money = None if self.usd is None else f"for {large_amount(self.usd)} USD"
+        return " ".join(filter(None, (date, money)))
+
+    @property
+    def limits_named(self) -> str:
+        """`the date and the budget`, or what is given of it."""
+        given = {"the date": self.seconds, "the budget": self.usd}
+        return " and ".join(name for name, limit in given.items() if limit is not None)
 
     @property
     def time(self) -> str:
         """The time in days, or hours where it is less than one."""
-        return f"{self.days:g} days" if self.days >= 1.0 else f"{self.seconds / HOUR_S:g} h"
+        days = self.until_s / DAY_S
+        return f"{days:g} days" if days >= 1.0 else f"{days * DAY_S / HOUR_S:g} h"
 
-    def paid(self, usd_per_s: float | None) -> Goal:
-        """The same in the time that the money lasts, where that is shorter."""
-        if self.usd is None or not usd_per_s:
-            return self
-        return replace(self, seconds=min(self.seconds, self.usd / usd_per_s))
+    @property
+    def until_s(self) -> float:
+        """The time; endless where nobody said one."""
+        return math.inf if self.seconds is None else self.seconds
 
 
 def parse_goal(text: str) -> Goal:
-    """What `--target` says.
+    """What `--target` says, in any order.
 
     >>> parse_goal("1.5T tokens in 2 weeks")
     Goal(tokens=1500000000000.0, seconds=1209600.0, usd=None)
     >>> parse_goal("300B tokens in 30 days for 20M USD").usd
     20000000.0
+    >>> parse_goal("20M USD in 60 days").wanted, parse_goal("300B tokens for 20M USD").wanted
+    ('tokens', 'days')
 
     Raises:
-        UserInputError: anything else than tokens in a time, for an amount of money or not.
+        UserInputError: anything else than two or three of tokens, a time and money.
     """
-    tokens_text, *limits = _LIMIT.split(text)
-    known = dict(zip(limits[::2], limits[1::2], strict=True))
-    found = _TIME.fullmatch(known.get("in", "")) if len(limits) == 2 * len(known) else None
-    if found is not None:
-        unit = found[2].lower()
-        seconds = float(found[1]) * _UNITS_S[unit if unit in _UNITS_S else unit.removesuffix("s")]
-        if 0.0 < seconds <= _LONGEST_S:
-            tokens = parse_target(tokens_text, "--target")
-            usd = parse_usd(known["for"], "--target") if "for" in known else None
-            return Goal(tokens=tokens, seconds=seconds, usd=usd)
+    found: dict[str, float] = {}
+    first, *limits = _LIMIT.split(f" {text}")
+    parts = [("", first)] if first.strip() else []
+    for word, part in (*parts, *zip(limits[::2], limits[1::2], strict=True)):
+        name, value = _quantity(word, part.strip())
+        if name in found or value is None:
+            break
+        found[name] = value
+    else:
+        if len(found) > 1:
+            return Goal(**found)
     raise UserInputError(
-        f"--target: expected tokens in hours, days or weeks (at most ten years), such as "
-        f'"300B tokens in 30 days" or "300B tokens in 30 days for 20M USD"; got {quoted(text)}'
+        f"--target: expected two or three of tokens, a time (hours, days or weeks; at most ten years) and money, such "
+        f'as "300B tokens in 30 days", "300B tokens in 30 days for 20M USD", "300B tokens for 20M USD" or '
+        f'"20M USD in 60 days"; got {quoted(text)}'
     )
+
+
+def _quantity(word: str, text: str) -> tuple[str, float | None]:
+    """Which of the three a part of a target is, after *in* or *for*, and how much; None: no time that anybody has."""
+    time = _TIME.fullmatch(text)
+    if time is not None:
+        unit = time[2].lower()
+        seconds = float(time[1]) * _UNITS_S[unit if unit in _UNITS_S else unit.removesuffix("s")]
+        return "seconds", seconds if 0.0 < seconds <= _LONGEST_S else None
+    if word == "in":
+        return "seconds", None
+    if word == "for" or text.upper().endswith("USD"):
+        return "usd", parse_usd(text, "--target")
+    return "tokens", parse_target(text, "--target")
 
 
 def probability(goal: Goal, runs_s: Sequence[float], band: Band | None, sampling: float = 0.0) -> float:
@@ -108,9 +145,9 @@ def probability(goal: Goal, runs_s: Sequence[float], band: Band | None, sampling
     """
     middle, spread = _log_normal(band, sampling)
     if not spread:
-        return sum(run_s <= goal.seconds for run_s in runs_s) / len(runs_s)
+        return sum(run_s <= goal.until_s for run_s in runs_s) / len(runs_s)
     normal = NormalDist(middle, spread)
-    return sum(normal.cdf(math.log(goal.seconds / run_s)) for run_s in runs_s) / len(runs_s)
+    return sum(normal.cdf(math.log(goal.until_s / run_s)) for run_s in runs_s) / len(runs_s)
 
 
 def surely_s(confidence: float, runs_s: Sequence[float], band: Band | None, sampling: float = 0.0) -> float:

@@ -1,4 +1,4 @@
-"""The fewest or the cheapest GPUs that train so many tokens by a date, and for a sum, failures included."""
+"""The best GPUs for tokens, a date and a sum of money, of which two are given or all, failures included."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hdpsim.cost_models.hardware import catalog
+from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.memory_fit import shipped_margin
-from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.planning.plan import words_of
 from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
 from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
-from hdpsim.experiments.studies.money import usd_words
+from hdpsim.experiments.studies.money import price_of
 
 from .goal import USUAL_CONFIDENCE
+from .most_for_money import makes_most
+from .reasons import too_dear, unreachable
 from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .goal import Goal
 
 Aim = Literal["gpus", "usd"]
+Best = Literal["gpus", "usd", "tokens", "days"]
 Overrides = tuple[str, ...]
 
 USUAL_MFU = 0.4
@@ -45,6 +48,9 @@ SEARCHING = 0.6
 """Of a budget of time; the rest is for steps and campaigns on every number of GPUs that comes up."""
 FEW_TOKENS = 128
 """Of the batch for each of the first number of GPUs, however many the goal would take: more of them find no work."""
+TOKENS_PER_GPU = 2048
+"""Of the batch, for the first number of GPUs where neither a date nor a sum says how many: about as many as in the
+largest published runs (Llama 3 405B: 1,024)."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
 OWN_LAYOUT = "the scenario's own layout"
@@ -85,17 +91,21 @@ class _Tried(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What was asked, and the answer for every type of GPU, the best first."""
+    """What was asked, and the answer for every type of GPU, the best first.
+
+    Attributes:
+        aim: what makes an offer the best: the fewest GPUs, the least money, the most tokens, the earliest date.
+    """
 
     scenario: Scenario
     goal: Goal
-    aim: Aim
+    aim: Best
     confidence: float
     types: tuple[TypeResult, ...] = field(default_factory=tuple)
 
     @property
     def best(self) -> Offer:
-        """The fewest or the cheapest."""
+        """The best of all types."""
         assert self.types[0].offer is not None
         return self.types[0].offer
 
@@ -116,9 +126,9 @@ def recommend(
 
     Args:
         scenario: model, data, batch and campaign; its number of GPUs does not matter.
-        goal: tokens and time.
+        goal: tokens, time and money, two of them or all.
         gpu_types: GPUs of the catalog, each on its usual server; default: the scenario's.
-        aim: fewest or cheapest.
+        aim: fewest or cheapest, where tokens and a date are given.
         confidence: the probability of meeting the date that is asked for.
         keep_layout: only data parallelism grows; else layouts are searched.
         pinned: ``key=value`` changes that were made to the scenario: their keys are not searched.
@@ -129,20 +139,21 @@ def recommend(
         InfeasibleError: no type meets the goal; the message says what would have to change.
     """
     names = tuple(catalog.gpu(name).name for name in gpu_types) or (scenario.cluster.gpu.name,)
+    best: Best = aim if goal.wanted == "gpus" else goal.wanted
     types = []
     for number, name in enumerate(names):
         progress(number, len(names), name)
         one = _OneType(
-            scenario=scenario, goal=goal, aim=aim, confidence=confidence, pinned=pinned, gpu=name,
+            scenario=scenario, goal=goal, aim=best, confidence=confidence, pinned=pinned, gpu=name,
             site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
             budget=budget.part(1.0 / len(names)),
         )  # fmt: skip
         types.append(_answer(one, keep_layout, alone=len(names) == 1))
     progress(len(names), len(names), "")
-    types.sort(key=lambda result: _rank(result.offer or result.dear, aim))
+    types.sort(key=lambda result: _rank(result.offer or result.dear, best))
     if types[0].offer is None:
-        raise _unreachable(goal, confidence, types, scenario)
-    return Recommendation(scenario=scenario, goal=goal, aim=aim, confidence=confidence, types=tuple(types))
+        raise unreachable(goal, confidence, types, scenario)
+    return Recommendation(scenario=scenario, goal=goal, aim=best, confidence=confidence, types=tuple(types))
 
 
 def _answer(one: _OneType, keep_layout: bool, *, alone: bool) -> TypeResult:
@@ -155,13 +166,17 @@ def _answer(one: _OneType, keep_layout: bool, *, alone: bool) -> TypeResult:
         return TypeResult(gpu=one.gpu, reason=" ".join(str(error).split()))
 
 
-def _rank(offer: Offer | None, aim: Aim) -> tuple[int, float, float]:
+def _rank(offer: Offer | None, aim: Best) -> tuple[int, float, float]:
     """What is too dear comes after what is not, the cheapest of it first; those of unknown price behind others."""
     if offer is None:
         return 2, 0.0, 0.0
     usd = float("inf") if offer.usd is None else offer.usd
     if not offer.within:
         return 1, usd, offer.gpus
+    if aim == "tokens":
+        return 0, -offer.tokens, usd
+    if aim == "days":
+        return 0, offer.surely_s, usd
     return (0, usd, offer.gpus) if aim == "usd" else (0, offer.gpus, usd)
 
 
@@ -171,7 +186,7 @@ class _OneType:
 
     scenario: Scenario
     goal: Goal
-    aim: Aim
+    aim: Best
     confidence: float
     pinned: Overrides
     gpu: str
@@ -206,9 +221,9 @@ class _OneType:
                 layout = self._with_degrees(gpus, best.candidate).overrides
                 block = block_of(self._sized(gpus).with_changes(layout).layout, self._server_gpus)
                 sizing = self._sizing(layout, block, shipped_margin().headroom)
-                least_s = min((one.sizing.about_s(gpus) for one in tried.values()), default=math.inf)
-                here_s = sizing.about_s(-(-gpus // sizing.block) * sizing.block)
-                if not tried or here_s < least_s:  # else it is better on the first batch alone
+                most = max((one.sizing.rate(gpus) for one in tried.values()), default=0.0)
+                here = sizing.rate(-(-gpus // sizing.block) * sizing.block)
+                if not tried or here > most:  # else it is better on the first batch alone
                     tried[best.candidate] = _Tried(sizing, self._offer(sizing, gpus), best)
             following = self._next(searched, tuple(tried.values()), fewer=number + 1 < len(self._shares))
             if following is None:
@@ -224,13 +239,14 @@ class _OneType:
     def _with_own_layout(self, chosen: _Tried) -> TypeResult:
         """With the scenario's own layout, which a search that its budget ends may miss.
 
-        Without an offer where the layout that was found takes no longer on as many GPUs.
+        Without an offer where the layout that was found takes no longer on as many GPUs, unless the earliest date is
+        looked for: that may lie on more of them.
         """
         gpus = chosen.offer.gpus if chosen.offer else self._guess()
         block = block_of(self._sized(gpus).layout, self._server_gpus)
         sizing = self._sizing((), block, shipped_margin().headroom)
-        faster = sizing.about_s(-(-gpus // sizing.block) * sizing.block) < chosen.sizing.about_s(gpus)
-        offer = self._offer(sizing, gpus) if faster else None
+        faster = sizing.rate(-(-gpus // sizing.block) * sizing.block) > chosen.sizing.rate(gpus)
+        offer = self._offer(sizing, gpus) if faster or self.goal.wanted == "days" else None
         return self._result(sizing, offer, OWN_LAYOUT, complete=False)
 
     def _chosen(self, tried: Sequence[_Tried]) -> _Tried:
@@ -242,8 +258,8 @@ class _OneType:
         """The number of GPUs on which layouts are searched next; None where no other may be better.
 
         That of the best offer; then fewer, as its layout may only be too large for their memory: what the work of the
-        best offer leads to, or the middle between the last number that was searched in vain and the offer's. Without
-        *fewer* nothing is left for that.
+        best offer leads to, or the middle between the last number that was searched in vain and the offer's. For the
+        earliest date more: its layout may not divide them. Without *fewer* nothing is left for that.
         """
         chosen = self._chosen(tried)
         if chosen.offer is None:
@@ -252,8 +268,10 @@ class _OneType:
         now = chosen.offer.gpus
         if now not in searched:
             return now
-        if not fewer:
+        if not fewer or self.goal.tokens is None:
             return None
+        if self.goal.seconds is None:
+            return 2 * now if 2 * now <= MOST_GPUS and 2 * now not in searched else None
         server = chosen.offer.scenario.cluster.node.gpus
         work = now * chosen.sizing.about_s(now) / self.goal.seconds
         expected = max(1, math.ceil(work / NEAR / server)) * server
@@ -265,7 +283,8 @@ class _OneType:
         self, sizing: Sizing, offer: Offer | None, layout: str, *, complete: bool = True
     ) -> TypeResult:
         fastest = sizing.fastest()
-        reason = "" if offer else "no number of GPUs meets the date" if fastest else "the layout cannot run"
+        never = "no number of GPUs meets the date" if self.goal.wanted == "gpus" else "failures leave no time"
+        reason = "" if offer else never if fastest else "the layout cannot run"
         dear = None if offer is None or offer.within else offer
         if dear:
             reason = too_dear(dear, self.goal, self.confidence)
@@ -277,8 +296,11 @@ class _OneType:
     def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
         """The fewest GPUs, or the cheapest of those that meet the date, up to twice as many.
 
-        The cheapest are looked for as well where the fewest are too dear.
+        The cheapest are looked for as well where the fewest are too dear. Without tokens or a date it is the number
+        that makes most of the money.
         """
+        if self.goal.wanted != "gpus":
+            return makes_most(sizing, guess)
         fewest = sizing.fewest(guess)
         if fewest is None or (self.aim == "gpus" and fewest.within):
             return fewest
@@ -325,16 +347,28 @@ class _OneType:
             return self.scenario.with_changes((*self._on(gpus), *others))
 
     def _guess(self) -> int:
-        """GPUs that do the work at a usual MFU, in servers: a power of two, none without a few tokens of the batch."""
+        """The first number of GPUs, in servers: a power of two, none without a few tokens of the batch.
+
+        Those that do the work at a usual MFU; without tokens those that the money pays until the date; without a date
+        as many as the largest runs have for their batch.
+        """
         lengths = self.scenario.batches(1)[0]
         tokens = float(lengths.sum())
-        flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
-        node = self._sized(self._server_gpus).cluster.node
-        rate = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * node.gpu.bf16_flop_per_s)
+        cluster = self._sized(self._server_gpus).cluster
+        if self.goal.seconds is None:
+            gpus = tokens / TOKENS_PER_GPU
+        elif self.goal.tokens is None:
+            hourly = price_of(cluster.gpu, self.scenario.costs).usd_per_hour
+            assert self.goal.usd
+            assert hourly
+            gpus = self.goal.usd / hourly / (self.goal.seconds / HOUR_S)
+        else:
+            flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
+            gpus = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * cluster.gpu.bf16_flop_per_s)
         servers = 1
-        while servers * node.gpus < min(rate, MOST_GPUS / 2, tokens / FEW_TOKENS):
+        while servers * cluster.node.gpus < min(gpus, MOST_GPUS / 2, tokens / FEW_TOKENS):
             servers *= 2
-        return servers * node.gpus
+        return servers * cluster.node.gpus
 
     def _first_layouts(self) -> tuple[int, SearchResult]:
         """Layouts for the first number of GPUs, or for more where none fits."""
@@ -370,61 +404,3 @@ def _degrees(scenario: Scenario) -> list[tuple[str, object]]:
         for key in (text.partition("=")[0] for text in ANY_GPUS)
         if key.removeprefix("layout.") in scenario.document.get("layout", {})
     ]
-
-
-def too_dear(offer: Offer, goal: Goal, confidence: float) -> str:
-    """What GPUs cost that meet the date, but not for the money, and how many tokens the money buys on them."""
-    assert goal.usd is not None
-    assert offer.usd is not None
-    assert offer.surely_usd is not None
-    return (
-        f"over the budget: {offer.gpus:,} GPUs cost least, {usd_words(offer.usd)} (with a probability of "
-        f"{confidence:.0%} at most {usd_words(offer.surely_usd)}); {usd_words(goal.usd)} buy about "
-        f"{large_amount(offer.bought(goal))} tokens"
-    )
-
-
-def _unreachable(
-    goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario
-) -> InfeasibleError:
-    """Why the goal cannot be met, and what would have to change."""
-    lines = [
-        f"{goal.words}: no number of GPUs that was tried meets it with a probability of {confidence:.0%}"
-    ]
-    for result in types:
-        if result.fastest is None or result.dear is not None:
-            lines.append(f"  {result.gpu}: {result.reason}")
-            continue
-        gpus, seconds = result.fastest
-        tokens = goal.tokens * goal.seconds / seconds
-        lines.append(
-            f"  {result.gpu}: {gpus:,} GPUs are the fastest and need {duration(seconds)} for that, which is "
-            f"{large_amount(tokens)} tokens in {goal.time} ({result.layout})"
-        )
-    reached = [result.fastest for result in types if result.fastest]
-    dear = [result.dear for result in types if result.dear]
-    if dear:
-        least_usd = _enough(min(offer.surely_usd or math.inf for offer in dear))
-        tokens = max(offer.bought(goal) for offer in dear)
-        lines.append(
-            f"What would have to change: at least {usd_words(least_usd)} instead of {usd_words(goal.usd or 0.0)}, "
-            f"about {large_amount(tokens)} tokens, or cheaper GPUs (--gpu, costs.provider, costs.price)"
-        )
-    elif reached:
-        least_s = min(seconds for _, seconds in reached)
-        lines.append(
-            f"What would have to change: at least {duration(least_s)} instead of {goal.time}, at most "
-            f"{large_amount(goal.tokens * goal.seconds / least_s)} tokens, a larger data.batch than "
-            f"{scenario.data.batch} (more GPUs find no more work in it), or faster GPUs (--gpu)"
-        )
-    else:
-        lines.append(
-            "What would have to change: GPUs with more memory (--gpu h200,b200) or a shorter data.context"
-        )
-    return InfeasibleError("\n".join(lines))
-
-
-def _enough(usd: float) -> float:
-    """The three digits that are shown, rounded up: who follows the advice has enough."""
-    digit = 10.0 ** (math.floor(math.log10(usd)) - 2)
-    return math.ceil(usd / digit) * digit

@@ -12,6 +12,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import campaign_to
 from hdpsim.experiments.campaigns.setup import plan_campaign
+from hdpsim.experiments.studies.money import price_of
 from hdpsim.simulator.planning import plan_batch
 
 from .goal import Goal, probability, slower_with, surely_s
@@ -32,6 +33,8 @@ NEAR = 1.03
 """How much more or fewer GPUs are tried than the last number lets expect, so that the answer lies in between."""
 SIZES, CHEAPEST = 16, 3
 """Numbers of GPUs that are looked at for the cheapest, and of those the campaigns that are run."""
+ROUNDINGS = 6
+"""Campaigns of one number of GPUs until the tokens that it trains are found, to three digits."""
 WORTH_DOUBLING = 1.02
 """Throughput that twice as many GPUs must at least give for still more to be tried."""
 
@@ -46,7 +49,7 @@ class Offer:
         band: how well runs like it were predicted.
         probability: of meeting the date, and of the money sufficing where the goal has any.
         surely_s: the time in which it ends with the confidence that is asked for.
-        within: whether the date and the money are kept with that confidence.
+        within: whether the date and the money that are given are kept with that confidence.
     """
 
     scenario: Scenario
@@ -62,6 +65,12 @@ class Offer:
         return self.scenario.cluster.gpus
 
     @property
+    def tokens(self) -> float:
+        """What it trains on."""
+        assert self.study.target is not None
+        return self.study.target.tokens
+
+    @property
     def seconds(self) -> Estimate:
         """From the start to the last token, mean over the campaign's runs."""
         assert self.study.target is not None
@@ -71,6 +80,11 @@ class Offer:
     def days(self) -> float:
         """How long it takes, in days."""
         return self.seconds.mean / DAY_S
+
+    @property
+    def surely_days(self) -> float:
+        """The same with the confidence that is asked for."""
+        return self.surely_s / DAY_S
 
     @property
     def memory(self) -> MemoryReport:
@@ -91,11 +105,11 @@ class Offer:
     def bought(self, goal: Goal) -> float:
         """Tokens that the money of a goal buys on these GPUs with that confidence; time grows evenly with tokens.
 
-        tokens = tokens of the goal x money / what these cost with that confidence
+        tokens = tokens x money / what these cost with that confidence
         """
         assert goal.usd is not None
         assert self.surely_usd
-        return goal.tokens * goal.usd / self.surely_usd
+        return self.tokens * goal.usd / self.surely_usd
 
 
 @dataclass(kw_only=True)
@@ -115,62 +129,99 @@ class Sizing:
     confidence: float
     block: int
     headroom: float = 0.0
-    _about_s: dict[int, float] = field(default_factory=dict)
-    _plans: dict[int, CampaignPlan] = field(default_factory=dict)
+    _rates: dict[int, float] = field(default_factory=dict)
+    _plans: dict[int, tuple[Scenario, CampaignPlan]] = field(default_factory=dict)
     _offers: dict[int, Offer | None] = field(default_factory=dict)
 
     def about_s(self, gpus: int) -> float:
-        """Seconds to the last token in closed form, with the confidence asked for.
+        """Seconds to the last token of the goal in closed form, with the confidence asked for; infinite: never."""
+        rate = self.rate(gpus)
+        return (self.goal.tokens or 0.0) / rate if rate else math.inf
 
-        Infinite where it cannot run, or leaves less headroom than is asked for.
+    def rate(self, gpus: int) -> float:
+        """Tokens a second in closed form, failures included, with the confidence asked for.
+
+        0 where it cannot run, or leaves less headroom than is asked for.
         """
-        if gpus not in self._about_s:
-            self._about_s[gpus] = self._closed_form_s(gpus)
-        return self._about_s[gpus]
+        if gpus not in self._rates:
+            self._rates[gpus] = self._closed_form(gpus)
+        return self._rates[gpus]
 
-    def _closed_form_s(self, gpus: int) -> float:
+    def _closed_form(self, gpus: int) -> float:
         try:
             scenario = self.at(gpus)
             plan = plan_campaign(scenario)
         except (InfeasibleError, ScenarioError):
-            return math.inf
+            return 0.0
         if self.headroom and _memory(scenario, plan).is_tight(self.headroom):
+            return 0.0
+        self._plans[gpus] = scenario, plan
+        slower = slower_with(self.confidence, _band(scenario), plan.undisturbed.sampling)
+        undisturbed = plan.setup.tokens_per_step / plan.setup.step_s
+        return undisturbed * max(plan.closed_form_ettr, 1e-3) / slower
+
+    def lasts_s(self, gpus: int) -> float:
+        """How long so many GPUs may take: until the date, or until the money is spent where that is earlier."""
+        return min(self.goal.until_s, self.paid_s(gpus))
+
+    def paid_s(self, gpus: int) -> float:
+        """How long the money lasts for so many GPUs.
+
+        seconds = USD / (USD an hour of a GPU x GPUs / 3600); endless without a sum
+        """
+        scenario, _ = self._plans[gpus]
+        hourly = price_of(scenario.cluster.gpu, scenario.costs).usd_per_hour
+        if self.goal.usd is None or not hourly:
             return math.inf
-        self._plans[gpus] = plan
-        seconds = self.goal.tokens / plan.setup.tokens_per_step * plan.setup.step_s
-        seconds *= slower_with(self.confidence, _band(scenario), plan.undisturbed.sampling)
-        return seconds / max(plan.closed_form_ettr, 1e-3)
+        return self.goal.usd / (hourly * gpus / HOUR_S)
 
     def offer(self, gpus: int) -> Offer | None:
-        """A whole campaign on so many GPUs; None where it cannot run or never reaches the tokens."""
+        """A whole campaign on so many GPUs; None where it cannot run or never reaches the tokens.
+
+        Without tokens in the goal it trains the most that keep date and money with the confidence that is asked for,
+        rounded down to three digits: what is printed can be asked for.
+        """
         if gpus not in self._offers:
-            self._offers[gpus] = self._campaign(gpus)
+            self._offers[gpus] = self._whole_campaigns(gpus) if self.rate(gpus) else None
         return self._offers[gpus]
 
-    def _campaign(self, gpus: int) -> Offer | None:
-        if math.isinf(self.about_s(gpus)):
-            return None
+    def _whole_campaigns(self, gpus: int) -> Offer | None:
+        if self.goal.tokens is not None:
+            return self._campaign(gpus, self.goal.tokens)
+        tokens = rounded_down(self.rate(gpus) * self.lasts_s(gpus))
+        most: Offer | None = None
+        tried: set[float] = set()
+        while tokens not in tried and len(tried) < ROUNDINGS:
+            offer = self._campaign(gpus, tokens)
+            if offer is None:
+                break
+            if offer.within and (most is None or tokens > most.tokens):
+                most = offer
+            tried.add(tokens)
+            tokens = rounded_down(tokens * self.lasts_s(gpus) / offer.surely_s)
+        return most
+
+    def _campaign(self, gpus: int, tokens: float) -> Offer | None:
+        scenario, plan = self._plans[gpus]
         try:
-            scenario = self.at(gpus)
-            study = campaign_to(scenario, self.goal.tokens, self._plans[gpus])
+            study = campaign_to(scenario, tokens, plan)
         except (InfeasibleError, ScenarioError):
             return None
         band, sampling = _band(scenario), study.plan.undisturbed.sampling
-        hourly = study.costs.price.usd_per_hour
-        paid = self.goal.paid(None if hourly is None else hourly * gpus / HOUR_S)
+        lasts_s = self.lasts_s(gpus)
         until_s = surely_s(self.confidence, study.reached_s, band, sampling)
         return Offer(
             scenario=scenario,
             study=study,
             band=band,
-            probability=probability(paid, study.reached_s, band, sampling),
+            probability=probability(Goal(seconds=lasts_s), study.reached_s, band, sampling),
             surely_s=until_s,
-            within=until_s <= paid.seconds,
+            within=until_s <= lasts_s,
         )
 
     def meets(self, offer: Offer | None) -> bool:
         """Whether an offer meets the date with the confidence that is asked for, whatever it costs."""
-        return offer is not None and offer.surely_s <= self.goal.seconds
+        return offer is not None and (self.goal.seconds is None or offer.surely_s <= self.goal.seconds)
 
     def fewest(self, guess: int) -> Offer | None:
         """The fewest GPUs that meet the date; None where no number does.
@@ -183,7 +234,7 @@ class Sizing:
             return None
         while not self.meets(self.offer(blocks * self.block)):
             blocks += 1
-            if blocks * self.block > MOST_GPUS or self.about_s(blocks * self.block) > 2.0 * self.goal.seconds:
+            if blocks * self.block > MOST_GPUS or self.about_s(blocks * self.block) > 2.0 * self.goal.until_s:
                 return None
         missed = 0
         best = blocks
@@ -209,7 +260,7 @@ class Sizing:
         """
         low, high, doubled = 0, guess, False
         while not self._about_meets(high):
-            low, factor = high, self.about_s(high * self.block) * NEAR / self.goal.seconds
+            low, factor = high, self.about_s(high * self.block) * NEAR / self.goal.until_s
             if factor > 2.0 or doubled:
                 if not self._grows(high):
                     low, high = 0, self._fewer(guess)
@@ -219,7 +270,7 @@ class Sizing:
         if not high:
             return None
         while not low and high > 1:
-            expected = high * self.about_s(high * self.block) / self.goal.seconds
+            expected = high * self.about_s(high * self.block) / self.goal.until_s
             fewer = min(high - 1, max(high // 2, int(expected / NEAR)))
             low, high = (low, fewer) if self._about_meets(fewer) else (fewer, high)
         while high - low > 1:
@@ -236,7 +287,7 @@ class Sizing:
         return 0
 
     def _about_meets(self, blocks: int) -> bool:
-        return self.about_s(blocks * self.block) <= self.goal.seconds
+        return self.about_s(blocks * self.block) <= self.goal.until_s
 
     def _grows(self, blocks: int) -> bool:
         """Whether twice as many GPUs are worth a try: there are so many, and they are faster or the first that run."""
@@ -249,16 +300,26 @@ class Sizing:
     @property
     def looked_at(self) -> int:
         """Numbers of GPUs on which a step was simulated."""
-        return len(self._about_s)
+        return len(self._rates)
 
     def fastest(self) -> tuple[int, float] | None:
         """The number of GPUs that takes least among those looked at, and its seconds; None where none runs."""
-        runs = [(seconds, gpus) for gpus, seconds in self._about_s.items() if math.isfinite(seconds)]
+        runs = [(self.about_s(gpus), gpus) for gpus, rate in self._rates.items() if rate]
         return min(runs)[::-1] if runs else None
 
     def offers(self) -> Iterator[Offer]:
         """Every offer that meets the date."""
         yield from (offer for offer in self._offers.values() if offer is not None and self.meets(offer))
+
+
+def rounded_down(value: float) -> float:
+    """The first three digits: what is shown, and no more than it was.
+
+    >>> rounded_down(1_239_999.0), rounded_down(12.0)
+    (1230000.0, 12.0)
+    """
+    digit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / digit * (1.0 + 1e-12)) * digit
 
 
 def block_of(layout: Layout, node_gpus: int) -> int:

@@ -59,19 +59,25 @@ def test_other_money_gets_one_message_with_an_example(money: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["300B tokens for 20M USD", "1B in 2 days in 3 days", "1B in 2 days for 1M USD for 2M USD"]
+    "text", ["20M USD for 20M USD", "1B in 2 days in 3 days", "1B in 2 days for 1M USD for 2M USD"]
 )
-def test_a_budget_needs_a_date_and_everything_is_said_once(text: str) -> None:
-    with pytest.raises(UserInputError, match="--target: expected tokens in hours, days or weeks"):
+def test_everything_is_said_once(text: str) -> None:
+    with pytest.raises(UserInputError, match="--target: expected two or three of tokens, a time"):
         parse_goal(text)
 
 
 def test_money_is_an_earlier_end() -> None:
-    """100 USD at 2 USD a second last 50 s."""
-    goal = Goal(tokens=1.0, seconds=80.0, usd=100.0)
-    assert goal.paid(2.0).seconds == 50.0
-    assert goal.paid(1.0) == goal
-    assert Goal(tokens=1.0, seconds=80.0).paid(2.0).seconds == 80.0
+    """At 2.95 USD an hour 16 GPUs spend 47.20 USD an hour: 4,720 USD last 100 hours."""
+
+    def sizing(target: str) -> Sizing:
+        known = Sizing(at=lambda gpus: small(), goal=parse_goal(target), confidence=0.8, block=8)
+        assert known.rate(16) > 0.0
+        return known
+
+    assert sizing("1B tokens in 5 days for 4720 USD").lasts_s(16) == pytest.approx(100 * 3600)
+    assert sizing("1B tokens in 4 days for 4720 USD").lasts_s(16) == 96 * 3600
+    assert sizing("1B tokens in 4 days").lasts_s(16) == 96 * 3600
+    assert sizing("1B tokens for 4720 USD").lasts_s(16) == pytest.approx(100 * 3600)
 
 
 @given(
@@ -106,7 +112,7 @@ def test_a_budget_holds_with_the_confidence_of_the_date() -> None:
     assert found.best.gpus == free.gpus
     assert found.best.probability == pytest.approx(0.8, abs=0.01)
     said = recommend_document(found)
-    assert f"being done in {enough.limits} is 80%" in said.text()
+    assert f"being done {enough.limits} is 80%" in said.text()
     assert said.payload["target"]["usd"] == enough.usd
 
 
@@ -153,14 +159,17 @@ class Known(Sizing):
 
     met: dict[int, Any] = field(default_factory=dict)
 
-    def about_s(self, gpus: int) -> float:
-        return float(math.ceil(512 / (gpus // 8)))
+    def rate(self, gpus: int) -> float:
+        return (self.goal.tokens or 0.0) / math.ceil(512 / (gpus // 8))
+
+    def paid_s(self, gpus: int) -> float:
+        return math.inf if self.goal.usd is None else self.goal.usd / gpus
 
     def offer(self, gpus: int) -> Any:
         seconds = self.about_s(gpus)
         self.met[gpus] = SimpleNamespace(
             gpus=gpus, seconds=seconds, surely_s=seconds, usd=gpus * seconds,
-            within=seconds <= self.goal.paid(gpus).seconds,
+            within=seconds <= self.lasts_s(gpus),
         )  # fmt: skip
         return self.met[gpus]
 
