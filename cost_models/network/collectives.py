@@ -237,7 +237,9 @@ class Collectives:
     def _picked(self, group: GroupShape, options: _Options) -> Picked:
         """What NCCL picks for an all-reduce or a half."""
         wires, tuner = self.wires(group), self.tuner(group)
-        fastest = wires.ring_step_s > 0 or not wires.calibration.nccl_picks
+        # the tuner of AWS's plug-in (aws-ofi-nccl, src/tuner) leaves what stays inside a node to NCCL
+        providers = wires.ring_step_s > 0 and wires.nodes > 1
+        fastest = providers or not wires.calibration.nccl_picks
         if options == "all_reduce":
             formulas = {name: _on(wires, formula) for name, formula in self._all_reduces(group).items()}
             return Picked(tuner.all_reduce, formulas, fastest)

@@ -8,7 +8,7 @@ would be, a ring between two nodes where a tree would send half as much.
 Counted: its tables by GPU generation and number of nodes, limits of a channel, the channels of a group's NICs, tables
 of before 2023 where the calibration asks for them.
 Ignored: PCIe within a node, smaller changes of the tables from release to release. A provider whose transport has slow
-steps brings a tuner that knows them: there the fastest is picked.
+steps brings a tuner that knows them: between its nodes the fastest is picked.
 Source: NVIDIA/nccl 2.27 to 2.30, src/graph/tuning.cc (tables and estimates), src/graph/search.cc (channels); 2.10 and
 2.17 (latencies of before 2.18).
 """

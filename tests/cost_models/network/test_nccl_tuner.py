@@ -156,3 +156,16 @@ def test_longer_messages_never_take_less(
     truth = {str(i): CollectiveTime(each[2], 1.0, each[3]).seconds for i, each in enumerate(algorithms)}
     times = Picked(estimates, truth, fastest=False).seconds(np.sort(np.array(sizes)))
     assert (np.diff(times) >= -1e-9 * times[1:]).all()
+
+
+def test_inside_a_node_a_providers_tuner_leaves_the_pick_to_nccl() -> None:
+    """aws-ofi-nccl's tuner has picks from two nodes on; a p5 is an HGX H100 inside."""
+    sizes = 2.0 ** np.arange(10, 31)
+    p5, hgx = collectives("p5-h100-80gb"), collectives("hgx-h100-80gb")
+    for ranks in (2, 4, 8):
+        alone = in_a_node(ranks)
+        assert np.array_equal(p5.all_gather_s(sizes, alone), hgx.all_gather_s(sizes, alone))
+        assert np.array_equal(p5.all_reduce_s(sizes, alone), hgx.all_reduce_s(sizes, alone))
+    across = GroupShape(ranks=16, ranks_per_node=8, nodes=2, tier=1)
+    fastest = np.min(list(p5.half_options(sizes, across).values()), axis=0)
+    assert np.array_equal(p5.all_gather_s(sizes, across), fastest)
