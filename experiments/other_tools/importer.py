@@ -247,6 +247,7 @@ class _Import:
         elif isinstance(nodes, int) and isinstance(of_node, int):
             gpus = nodes * of_node
             origins["gpus"] = f"{origins['run.nodes']} x {origins['run.gpus_per_node']}"
+        gpus = self._of_shards(gpus)
         if self.asked.cluster is None:
             self._need("cluster")
         else:
@@ -255,6 +256,27 @@ class _Import:
         if gpus is None and own is None:
             self._need("gpus")
         return cluster, own if gpus is None else gpus
+
+    def _of_shards(self, gpus: int | None) -> int | None:
+        """As many GPUs as the degrees of a file make where it says over how many it shards; they must be *gpus*.
+
+        Source: torchtitan/distributed/parallel_dims.py, ParallelDims: dp_replicate * dp_shard * cp * tp * pp.
+        """
+        shards = self.read.whole_number("run.shards", -1)
+        if shards < 1:
+            return gpus
+        degrees = math.prod(self.read.whole_number(f"layout.{name}") for name in ("tp", "pp", "cp"))
+        mesh, said = (
+            shards * self.read.whole_number("run.replicas") * degrees,
+            self.read.origins["run.shards"],
+        )
+        if gpus is None:
+            self.read.origins["gpus"] = f"{said} x copies x cp x tp x pp"
+        elif gpus != mesh:
+            raise UserInputError(
+                f"{self.where}: {said}: {shards} shards x copies x cp x tp x pp are {mesh:,} GPUs, not {gpus:,}"
+            )
+        return mesh
 
     def _software(self) -> str | None:
         if self.asked.release is None:

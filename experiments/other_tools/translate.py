@@ -228,8 +228,11 @@ def _take(case: Case, of_choice: Mapping[str, Option], tool: Tool, read: Read, w
         read.set(key, value, origin or f"default of {tool.title}")
     if case.remark:
         read.not_modelled.append(f"{origin or f'default of {tool.title}'}: {case.remark}")
+    counted = {*used, *(name for number in tool.numbers for name in number.names)}
     idle = (
-        option for name, option in of_choice.items() if name not in used and option.value not in (None, False)
+        option
+        for name, option in of_choice.items()
+        if name not in counted and option.value not in (None, False)
     )
     read.without_effect += [spelled(option.name, tool) for option in idle]
 

@@ -220,6 +220,37 @@ srun sh -c "$COMMAND"
         assert layout(found)["expert_kernels"] == "separate"
         assert layout(found)["expert_routing"] == "even"
 
+    @pytest.mark.parametrize(
+        ("more", "expected"),
+        [
+            ("--transformer-impl local", {"attention_kernel": "unfused"}),
+            ("--transformer-impl local --attention-backend flash", {"attention_kernel": "unfused"}),
+            ("--transformer-impl local --use-legacy-models --use-flash-attn", {"attention_kernel": "flash"}),
+            ("--checkpoint-activations", {"recompute": "full"}),
+            ("--activations-checkpoint-method block", {"recompute": "full"}),
+            ("--deepspeed --zero-stage 0", {"sharding": "zero1", "attention_kernel": "unfused"}),
+            (
+                "--deepspeed --zero-stage 3 --use-flash-attn",
+                {"sharding": "zero3", "attention_kernel": "flash"},
+            ),
+            ("--pp-partition-method 'type:transformer|embedding'", {"embedding_layers": True}),
+        ],
+    )
+    def test_words_of_older_releases_and_of_megatron_deepspeed(
+        self, tmp_path: Path, more: str, expected: dict[str, object]
+    ) -> None:
+        found = imported(tmp_path, f"{FLAGS}--position-embedding-type alibi --pad-vocab-size-to 1280 {more}")
+        assert expected.items() <= layout(found).items()
+        assert found.document["model"]["vocab"] == 1280
+        assert not found.unknown
+
+    def test_what_a_scenario_has_no_key_for_is_said(self, tmp_path: Path) -> None:
+        experts = "--num-experts 8 --moe-expert-capacity-factor 1.25 --moe-token-dispatcher-type alltoall"
+        for more in (experts, "--optimizer muon"):
+            found = imported(tmp_path, f"{FLAGS}{more}")
+            assert any(more.split()[-3 if more is experts else -1] in said for said in found.not_modelled)
+        assert not imported(tmp_path, f"{FLAGS}--optimizer adam").not_modelled
+
     def test_what_is_missing_is_said_and_nothing_is_guessed(self, tmp_path: Path) -> None:
         found = imported(
             tmp_path, "--tensor-model-parallel-size 2 --bf16 --num-layers 3", asked=UserAnswers()
@@ -361,75 +392,6 @@ model: {num_layers: 4, hidden_size: 1024, num_attention_heads: 8, ffn_hidden_siz
             imported(tmp_path, text, "dump.yaml")
 
 
-class TestTorchtitan:
-    TOML = """
-[job]
-dump_folder = "./outputs"
-[model]
-name = "llama3"
-flavor = "405B"
-converters = ["float8"]
-[training]
-local_batch_size = 2
-seq_len = 8192
-[compile]
-enable = true
-[parallelism]
-tensor_parallel_degree = 8  # in a node
-enable_async_tensor_parallel = true
-[activation_checkpoint]
-mode = 'full'
-"""
-
-    def test_a_configuration(self, tmp_path: Path) -> None:
-        asked = UserAnswers(cluster="h100", gpus=128, release="2.8")
-        found = imported(tmp_path, self.TOML, "train.toml", asked)
-        assert found.document["model"] == "llama-3-405b"
-        assert found.document["software"] == "torchtitan 2.8"
-        assert found.document["data"]["batch"] == "32 sequences"  # 2 on each of 128 / 8 groups
-        expected = {
-            "tp": 8,
-            "sharding": "zero3",
-            "recompute": "full",
-            "tp_overlap": True,
-            "fp8_scaling": "tensor",
-        }
-        assert expected.items() <= layout(found).items()
-
-    def test_copies_of_shards(self, tmp_path: Path) -> None:
-        text = self.TOML.replace("[parallelism]", "[parallelism]\ndata_parallel_replicate_degree = 4")
-        found = imported(tmp_path, text, "train.toml", UserAnswers(cluster="h100", gpus=128))
-        assert layout(found)["shard_ranks"] == 4  # 128 GPUs are 16 ranks
-
-    def test_local_batches_of_a_pipeline_are_calls_of_its_schedule(self, tmp_path: Path) -> None:
-        # 2 sequences on each of 128 / 16 ranks are 16: a step of 64 has four local batches, one of 16 has one.
-        piped = self.TOML.replace("[parallelism]", "[parallelism]\npipeline_parallel_degree = 2")
-        asked = UserAnswers(cluster="h100", gpus=128)
-        for sequences, calls in ((64, 2), (16, None)):
-            text = piped.replace("seq_len", f"global_batch_size = {sequences}\nseq_len")
-            found = layout(imported(tmp_path, text, "train.toml", asked))
-            assert found.get("schedule_micro_batches") == calls
-            assert found["gradient_overlap"] is False
-        odd = text.replace(
-            "pipeline_parallel_degree = 2",
-            "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3",
-        )
-        with pytest.raises(UserInputError, match="local batch of 2 sequences does not divide"):
-            imported(tmp_path, odd.replace("= 16", "= 48"), "train.toml", asked)
-        with pytest.raises(UserInputError, match=r"24 sequences do not divide by local batch x .* = 2 x 8"):
-            imported(tmp_path, text.replace("= 16", "= 24"), "train.toml", asked)
-
-    def test_python_is_not_run(self, tmp_path: Path) -> None:
-        with pytest.raises(UserInputError, match="Python code is not run"):
-            imported(tmp_path, "config = 1", "config.py")
-        with pytest.raises(UserInputError, match="is a scenario of hdpsim already"):
-            imported(tmp_path, "model: x\ncluster: y\ndata: {}\n", "mine.yaml")
-
-    def test_broken_toml(self, tmp_path: Path) -> None:
-        with pytest.raises(UserInputError, match="not valid TOML"):
-            imported(tmp_path, "[a\n", "train.toml")
-
-
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))
 
@@ -485,7 +447,7 @@ def test_tables_name_keys_of_scenarios_and_options_once() -> None:
         ):
             assert name == "nemo" or "any" not in case.options.values(), case
         every = [option for choice in table.choices for option in choice.names]
-        shared = {"fp16", "bf16", "$CUDA_LAUNCH_BLOCKING"}
+        shared = {"fp16", "bf16", "deepspeed", "$CUDA_LAUNCH_BLOCKING"}
         assert {option for option in every if every.count(option) > 1} <= shared, name
 
 
