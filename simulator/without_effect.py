@@ -41,7 +41,8 @@ def without_effect(
     """
     of_setup = (_of_sharding, _of_recomputation, _of_precision, _of_experts, _of_pipeline, _of_host)
     rules = (
-        ("" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets"),
+        ("" if setup.model.frozen else "adapter_rank is 0", "model", "adapter_targets adapter_dropout"),
+        ("" if setup.model.frozen else "adapter_rank is 0", "layout", "adapter_kernels"),
         *(rule for of in of_setup for rule in of(setup)),
         *_of_needs(setup.layout),
         *_of_strategy(setup, largest_group, shares_packs=shares_packs),

@@ -34,6 +34,8 @@ SCALED_ROTARY_LAUNCHES = (2 * 12 + 2 * 10) / 3
 LATENT_ROTARY_LAUNCHES = (2 * 13 + 3 + 2 * 16 + 3) / 3
 ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
+# Copies of what an adapter reads and puts out, of its two factors.
+ADAPTER_COPIES = {"joined": 0.0, "separate": 0.0, "autocast": 2.0 + 2.0, "wide": 2.0}
 ADAPTER_PRODUCTS = 2.0
 # Between the products of a Mamba-2 layer: convolution; steps and their sums, states, state passing, scores, outputs of
 # the scan; gated norm (state-spaces/mamba, ops/triton/ssd_combined.py). The backward has the first five again (what
@@ -52,7 +54,8 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
                   cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
                   separate kernels: none here, see expert_loops
         Mamba-2   norm, 2 products, 7 kernels between them, add; of a hybrid's layers each has what its one part needs
-        adapters  4 of every adapted matrix, and with tensor parallelism a gather of their narrow output
+        adapters  4 of every adapted matrix (+ 4 copies under autocast, 2 in 32 bits, 1 for dropout), and with tensor
+                  parallelism a gather of their narrow output
         scales    6 with separate updates of delayed 8-bit scales
         + 3 per collective: 4 with tensor parallelism (2 in a parallel block), 2 all-to-alls, 2 of cut experts
 
@@ -79,11 +82,12 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count += MAMBA_KERNELS
     adapted = len(adapted_matrices(model, layout, moe=moe))
     collectives = _collectives_around_products(model, layout, moe=moe)
-    collective_launches = LAUNCHES_OF_A_COLLECTIVE * collectives + ADAPTER_LAUNCHES * adapted
+    of_an_adapter = ADAPTER_LAUNCHES + ADAPTER_COPIES[layout.kernels.adapters] + model.adapter_dropout
     return (
         count
         + (ROUTER_LAUNCHES if moe else 0.0)
-        + collective_launches
+        + LAUNCHES_OF_A_COLLECTIVE * collectives
+        + of_an_adapter * adapted
         + experts
         + scale_update_launches(layout)
     )

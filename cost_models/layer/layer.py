@@ -148,7 +148,16 @@ class LayerCost:
         seconds = self._small.seconds(tokens, backward=backward) + casts_s
         if not self._adapted:
             return seconds
-        return np.asarray(seconds + adapter_s(self._adapted, tokens, self._gpu, self._cal, backward=backward))
+        beside_s = adapter_s(
+            self._adapted,
+            tokens,
+            self._gpu,
+            self._cal,
+            kernels=self._layout.kernels.adapters,
+            dropout=self._model.adapter_dropout,
+            backward=backward,
+        )
+        return np.asarray(seconds + beside_s)
 
     def tp_communication_s(self, tokens: Floats) -> tuple[Floats, Floats]:
         """Exposed tensor-parallel collectives of forward and backward: the same ones, differently often."""

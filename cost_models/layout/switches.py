@@ -23,6 +23,7 @@ ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"]
+AdapterKernels = Literal["joined", "separate", "autocast", "wide"]
 RingKernels = Literal["fused", "packed", "eager"]
 ContextParallelKind = Literal[
     "ring", "all-gather", "gathered-ring", "double-ring", "ulysses", "hybrid", "disaggregated"
@@ -352,6 +353,10 @@ class Kernels(Group):
     gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))
     """How gradients of micro-batches add up: in the products of weight gradients, in kernels of their own, or in such
     kernels after a copy to the precision of the sum."""
+    adapters: AdapterKernels = switch("joined", name="adapter_kernels")
+    """Adapters of frozen models. joined: in 16 bits, one for queries, keys and values, one for gate and up (Megatron);
+    separate: one for each matrix. Those of PEFT have weights of 32 bits: autocast, what they read is copied to 32 bits
+    and back for products in 16; wide, without autocast, they also multiply, scale and add in 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hdpsim.cost_models.layer.adapters import kept_bytes
 from hdpsim.cost_models.layer.recomputation import layout_of_kind, repeated_share
 from hdpsim.cost_models.layer.small_kernels import residual_shards
 from hdpsim.cost_models.layout.layout import Layout
@@ -207,8 +208,8 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
         experts                2 x 2 k h etp / t + 2 x 3 k f / t, router 8 E / t     latent: l for h, + 2 x 2 l / t
         Mamba-2                2 (2 i + 2 G N + H) / t + 2 i / t (scan) + 2 i / t (gated; 1 B in fp8)
 
-    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits. bf16_layers
-    of a model in 8 bits are kept in 16: the mean is given.
+    Frozen weights keep no input for their gradient; what an adapter reads is kept for its own, in 16 bits, and copies
+    of it in other types (adapters.kept_bytes). bf16_layers of a model in 8 bits are kept in 16: the mean is given.
     Without sequence parallelism the norm and linear inputs are whole on every GPU. With a gate, g/a KV groups, no
     dropout: 12 h + 4 h g/a + 6 f per token over t; GPT (f = 4 h, masks): 34 h over t; without sequence
     parallelism 10 h + 24 h / t.
@@ -229,7 +230,7 @@ def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool 
     log_sums = FP32_BYTES * model.heads / tp * parts.attention
     return LayerActivations(
         norm_inputs=inputs * BF16_BYTES * hidden / sharded,
-        linear_inputs=read * gemm_input_bytes * hidden / sharded,
+        linear_inputs=read * gemm_input_bytes * hidden / sharded + kept_bytes(model, layout, moe=moe),
         queries_keys_values=_queries_keys_values(model, layout),
         latents=_latents(model, layout),
         attention_output=output * (BF16_BYTES + cast * FP8_BYTES) + log_sums,

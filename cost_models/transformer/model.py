@@ -126,6 +126,8 @@ class Model(Checked):
     """Rank of trained adapters beside weights that are all frozen (LoRA); 0 = every weight is trained."""
     adapter_targets: AdapterTargets = "attention"
     """Matrices with an adapter: the one of queries, keys and values; also attention's output; also the MLP's."""
+    adapter_dropout: bool = False
+    """Adapters are trained with dropout on what they read."""
     source: str = ""
 
     def __post_init__(self) -> None:

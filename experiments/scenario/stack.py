@@ -22,7 +22,7 @@ from hdpsim.simulator.settings import FIELDS
 
 _CHANGES_NOTHING = "changes nothing: the scenario writes every key that it sets"
 _DECIDED_SECTIONS = ("layout", "memory")
-_NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets"})
+_NOT_OF_A_SCENARIO = frozenset({"recompute", "adapter_rank", "adapter_targets", "adapter_dropout"})
 """Switches that a scenario always writes itself."""
 _SHAPES_OF_A_RUN = frozenset({"recompute", "shard_ranks", "embedding_layers", "pipeline_layout"})
 """Keys that stacks set too, but that say how a run is cut, not what its software does."""

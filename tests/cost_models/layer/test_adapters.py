@@ -12,9 +12,17 @@ from ideal_hardware import FFN, GPU, HBM, HIDDEN, IDEAL, MODEL, PEAK, ideal_clus
 
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware import catalog
-from hdpsim.cost_models.layer.adapters import adapted_matrices, step_tensors, trained_per_gpu
+from hdpsim.cost_models.layer.adapters import (
+    adapted_matrices,
+    adapter_ops,
+    adapter_s,
+    kept_bytes,
+    step_tensors,
+    trained_per_gpu,
+)
 from hdpsim.cost_models.layer.host_launches import backward_launches, forward_launches
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import AdapterKernels
 from hdpsim.cost_models.memory.activations import layer_activations
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.memory.states import state_bytes
@@ -92,6 +100,93 @@ def test_adapters_outputs_are_scaled_and_added() -> None:
         assert added + embedding == pytest.approx(LAYERS * 2 * elements * TOKENS / HBM)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "dropout", "forward", "backward"),
+    [  # passes over (inputs, columns)
+        ("separate", False, (0, 5), (3, 2)),
+        ("separate", True, (2.5, 5), (5.5, 2)),
+        ("autocast", False, (6, 5), (9, 2)),
+        ("autocast", True, (10.5, 5), (13.5, 2)),
+        ("wide", False, (4, 13), (8, 12)),
+        ("wide", True, (8.5, 13), (12.5, 12)),
+    ],
+)
+def test_passes_of_adapters_beside_each_matrix(
+    kernels: AdapterKernels, dropout: bool, forward: tuple[float, float], backward: tuple[float, float]
+) -> None:
+    inputs, columns = 3 * HIDDEN + HIDDEN, QKV + HIDDEN  # queries, keys and values apart, and the output
+    adapted = replace(lora("attention"), adapter_dropout=dropout)
+    layout = Layout(adapter_kernels=kernels)
+    for side, (reads, writes) in ((False, forward), (True, backward)):
+        seconds = term(adapted, "small_kernels", backward=side, layout=layout, slow=True)
+        seconds -= term(MODEL, "small_kernels", backward=side, slow=True)
+        embedding = 2 * 2 * HIDDEN * TOKENS / HBM if side else 0.0  # its scatter falls away
+        elements = reads * inputs + writes * columns
+        assert seconds + embedding == pytest.approx(LAYERS * 2 * elements * TOKENS / HBM)
+
+
+def test_adapters_of_each_matrix() -> None:
+    layout = Layout(adapter_kernels="separate", tp=2)
+    shards = adapted_matrices(lora("all"), layout, moe=False)
+    assert [(shard.matrix.name, shard.inputs, shard.outputs) for shard in shards] == [
+        ("qkv_1", HIDDEN, HIDDEN // 2),
+        ("qkv_2", HIDDEN, 1024 // 2),
+        ("qkv_3", HIDDEN, 1024 // 2),
+        ("attention_out", HIDDEN // 2, HIDDEN),
+        ("mlp_up_1", HIDDEN, FFN // 2),
+        ("mlp_up_2", HIDDEN, FFN // 2),
+        ("mlp_down", FFN // 2, HIDDEN),
+    ]
+    whole = Layout(adapter_kernels="separate")
+    assert trained_per_gpu(lora(), whole, 0).total == LAYERS * RANK * (3 * HIDDEN + QKV)
+    ops = adapter_ops(lora(), whole, moe=False)
+    assert [(op.inner, op.columns) for op in ops[:2]] == [(HIDDEN, RANK), (RANK, HIDDEN)]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "bytes_", "behind_dropout"),
+    [("joined", 0, 3), ("separate", 0, 3), ("autocast", 2, 3), ("wide", 4, 5)],
+)
+def test_adapters_keep_copies_of_what_they_read(
+    kernels: AdapterKernels, bytes_: int, behind_dropout: int
+) -> None:
+    layout = Layout(adapter_kernels=kernels)
+    adapters = 1 if kernels == "joined" else 3
+    assert kept_bytes(lora(), layout, moe=False) == adapters * bytes_ * HIDDEN
+    dropped = replace(lora(), adapter_dropout=True)
+    assert kept_bytes(dropped, layout, moe=False) == adapters * behind_dropout * HIDDEN
+    more = layer_activations(dropped, layout, moe=False).linear_inputs
+    assert more == 2 * HIDDEN + adapters * behind_dropout * HIDDEN
+    assert kept_bytes(MODEL, layout, moe=False) == 0.0
+
+
+@given(
+    tokens=st.integers(1, 65536),
+    dropout=st.booleans(),
+    backward=st.booleans(),
+    targets=st.sampled_from(["qkv", "attention", "all"]),
+)
+def test_wider_adapters_take_longer(
+    tokens: int, dropout: bool, backward: bool, targets: AdapterTargets
+) -> None:
+    seconds = [
+        float(
+            adapter_s(
+                adapted_matrices(lora(targets), Layout(adapter_kernels=kernels), moe=False),
+                np.array([float(tokens)]),
+                GPU,
+                IDEAL,
+                kernels=kernels,
+                dropout=dropout,
+                backward=backward,
+            )[0]
+        )
+        for kernels in ("joined", "separate", "autocast", "wide")
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > seconds[0] > 0.0
+
+
 def test_casts_of_frozen_operands_are_written_once() -> None:
     cluster = ideal_cluster(gpu=replace(GPU, fp8_flop_per_s=2 * PEAK))
     narrow = Layout(precision="fp8")
@@ -154,6 +249,12 @@ def test_launches() -> None:
         twice = 2 * forward_launches(lora(), layout, moe=False)
         assert backward_launches(lora(), layout, moe=False) == twice - 4  # four products have one gradient
     assert backward_launches(lora(), Layout(cuda_graphs=True), moe=False) >= 0
+    for kernels, copies in (("separate", 0), ("autocast", 4), ("wide", 2)):
+        layout = Layout(adapter_kernels=kernels)
+        for dropout in (False, True):
+            model = replace(lora(), adapter_dropout=dropout)
+            more = forward_launches(model, layout, moe=False) - forward_launches(MODEL, layout, moe=False)
+            assert more == 3 * (4 + copies + dropout)
 
 
 def test_frozen_reductions_have_nothing_beside_them_but_the_input_gradient() -> None:

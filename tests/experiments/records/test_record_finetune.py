@@ -271,6 +271,33 @@ def test_adapters_of_a_record(changes: dict[str, object], rank: int, targets: st
 
 
 @pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [
+        ({"framework": "Hugging Face Trainer", "year": 2026}, "autocast"),
+        ({"framework": "Hugging Face Trainer", "year": 2025, "notes": "no autocast"}, "wide"),
+        ({"framework": "Hugging Face Trainer", "year": 2024}, "separate"),  # PEFT 0.11 is the middle one
+        ({"framework": "Hugging Face Trainer", "year": 2024, "notes": "PEFT 0.13.2"}, "autocast"),
+        ({"framework": "Hugging Face Trainer", "year": 2023}, "autocast"),
+        ({"framework": "Hugging Face Trainer", "year": 2023, "notes": "PEFT 0.6.1"}, "separate"),
+        ({"framework": "TRL", "year": 2026, "zero_stage": "fsdp"}, "separate"),
+        ({"framework": "Hugging Face Trainer (DeepSpeed)", "year": 2026, "zero_stage": "zero3"}, "separate"),
+        ({"framework": "torchtune 0.3", "year": 2024}, "separate"),
+        ({"framework": "TRL (Unsloth)", "year": 2026}, "joined"),
+        ({"framework": "NeMo 24.07 (Megatron-Core)", "year": 2024}, "joined"),
+    ],
+)
+def test_kernels_of_adapters(changes: dict[str, object], kernels: str) -> None:
+    assert prepare(_config(task="lora", **changes)).setup.layout.kernels.adapters == kernels
+
+
+@pytest.mark.parametrize(
+    ("notes", "dropout"), [("LoRA dropout 0.05", True), ("LoRA dropout 0.0", False), ("LoRA rank 8", False)]
+)
+def test_dropout_of_adapters(notes: str, dropout: bool) -> None:
+    assert prepare(_config(task="lora", notes=notes)).setup.model.adapter_dropout is dropout
+
+
+@pytest.mark.parametrize(
     ("changes", "overlap"),
     [
         ({"precision": "fp8", "year": 2025}, True),
