@@ -21,10 +21,12 @@ def test_no_source_of_them_is_known_to_a_band_or_among_the_published_runs() -> N
     with shipped_records().open() as file:
         published = {row["family"] for row in csv.DictReader(file)}
     residuals = {line.split(",")[0] for line in residuals_path().read_text().splitlines()}
-    assert len({row["id"] for row in later}) == len(later) == 240
+    assert len({row["id"] for row in later}) == len(later) == 276
     assert not {row["family"] for row in later} & (published | residuals)
     looked_at_before = {"internevo-table"}  # its rules are older than its rows
-    assert {row["family"] for row in later} - looked_at_before == {row.source for row in first_errors()}
+    not_predicted_yet = {row["family"] for row in later if row["round"] == "5"}
+    held = {row.source for row in first_errors()}
+    assert {row["family"] for row in later} - looked_at_before - not_predicted_yet == held
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/explanation/limits.md"])
