@@ -164,12 +164,12 @@ def watched(value: V, label: str, called: Mapping[str, str] | None = None) -> V:
     names = {item.name: (called or {}).get(item.name, item.name) for item in fields(kind)}
 
     def read(self: Any, name: str) -> Any:
-        found = object.__getattribute__(self, name)
-        if name in names and isinstance(found, bool | int | float | str):
+        attribute = object.__getattribute__(self, name)
+        if name in names and isinstance(attribute, bool | int | float | str):
             call = _current.get()
             if call is not None:
-                call.read[f"{label}.{names[name]}"] = found
-        return found
+                call.read[f"{label}.{names[name]}"] = attribute
+        return attribute
 
     def same_hash(self: Any) -> int:
         token = _current.set(None)

@@ -53,11 +53,11 @@ def regular_file(path: str | Path) -> int:
         UnreadableError: there is none, or it is a directory, a pipe, a device or a socket.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         raise _system(path, error) from None
-    _refuse_special(path, found.st_mode)
-    return found.st_size
+    _refuse_special(path, status.st_mode)
+    return status.st_size
 
 
 def open_regular(path: str | Path) -> BinaryIO:

@@ -130,20 +130,20 @@ def _imported(name: str) -> Callable[..., object]:
     module_name, _, attribute = name.partition(":")
     with _user_code(name, f"cannot import {module_name}"), _here_first():
         module = importlib.import_module(module_name)
-    found: object = module
+    part_of_module: object = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
+        part_of_module = getattr(part_of_module, part, None)
     registered = _registered.get(attribute)
-    if found is None and registered is not None and registered.__module__ == module_name:
+    if part_of_module is None and registered is not None and registered.__module__ == module_name:
         return registered
-    if found is None:
+    if part_of_module is None:
         functions = inspect.getmembers(module, inspect.isfunction)
         own = [key for key, value in functions if value.__module__ == module.__name__]
         raise StrategyError(
             f"strategy {name}: {getattr(module, '__file__', module_name)} has no {attribute}; "
             f"its functions: {', '.join(own) or 'none'}"
         )
-    return found  # type: ignore[return-value]  # load_strategy looks at it
+    return part_of_module  # type: ignore[return-value]  # load_strategy looks at it
 
 
 def _entry_point(name: str) -> EntryPoint | None:
@@ -215,23 +215,23 @@ def _source_files(module: ModuleType | None) -> set[Path]:
     folder = first.parent
     for _ in range(module.__name__.count(".") + (first.name == "__init__.py")):
         folder = folder.parent
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [module]
     while waiting:
         one = waiting.pop()
         path = _file(one)
-        if path is None or path in found or folder not in path.parents:
+        if path is None or path in files or folder not in path.parents:
             continue
         if installed and one.__name__.partition(".")[0] != package:
             continue
-        found.add(path)
+        files.add(path)
         for value in list(vars(one).values()):
             name = getattr(value, "__module__", "")
             if isinstance(value, ModuleType):
                 waiting.append(value)
             elif isinstance(name, str) and name in sys.modules:
                 waiting.append(sys.modules[name])
-    return found
+    return files
 
 
 def _file(module: ModuleType | None) -> Path | None:

@@ -77,8 +77,8 @@ def with_default(setup: Setup, key: str) -> Setup:
     while home:  # up to the setup itself
         home, _, attribute = home.rpartition(".")
         changed = replace(_part(setup, home), **{attribute: changed})
-    found: Setup = changed
-    return found
+    defaulted: Setup = changed
+    return defaulted
 
 
 CHANGES_NOTHING = "changes nothing"

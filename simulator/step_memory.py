@@ -222,11 +222,11 @@ def kind_notes(setup: Setup, plan: Plan) -> tuple[str, ...]:
     """A word about the memory of every kind of node, where there are several."""
     if not isinstance(setup.cluster, MixedCluster):
         return ()
-    found = zip(setup.cluster.node_kinds, kind_memory(setup, plan), strict=True)
+    reports = zip(setup.cluster.node_kinds, kind_memory(setup, plan), strict=True)
     parts = [
         f"{report.total_bytes / 2**30:.1f} of {report.capacity_bytes / 2**30:.1f} GiB on {node.name} "
         f"({report.tokens_per_rank} tokens per rank)"
-        for node, report in found
+        for node, report in reports
     ]
     return ("memory by kind of node: " + ", ".join(parts),)
 

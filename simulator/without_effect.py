@@ -50,12 +50,12 @@ def without_effect(
         *_of_memory(setup, report),
     )
     changed = changed_settings(setup)
-    found: dict[str, str] = {}
+    note_by_key: dict[str, str] = {}
     for why, section, names in rules:
         for key in (f"{section}.{name}" for name in names.split() if why):
             if key in changed:
-                found.setdefault(key, note_on(key, changed[key], f": {why}"))
-    return tuple(found.values())
+                note_by_key.setdefault(key, note_on(key, changed[key], f": {why}"))
+    return tuple(note_by_key.values())
 
 
 def _of_sharding(setup: Setup) -> Iterator[Rule]:

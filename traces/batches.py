@@ -218,7 +218,7 @@ def _batches(pieces: _PieceQueue, budget_tokens: int | None, sequences: int | No
     index, (most, why) = 0, LIMITS["batch_pieces"]
     while pieces.refill():
         parts: list[Ints] = []
-        found = 0
+        sequences_read = 0
         accounts = np.zeros(len(Block.ACCOUNTS), dtype=np.int64)
         missing = budget_tokens if budget_tokens is not None else sequences or 0
         split_tokens = long_tokens = 0
@@ -233,8 +233,8 @@ def _batches(pieces: _PieceQueue, budget_tokens: int | None, sequences: int | No
                 end_token = int(block.sequence_ends[done + taken - 1])
                 missing -= taken
             lengths, counts, of_long, split_tokens = pieces.take(end_token)
-            found += len(lengths)
-            if found > most:
+            sequences_read += len(lengths)
+            if sequences_read > most:
                 raise InfeasibleError(
                     f"a global batch holds more than {most:,} sequences or pieces of some: {why}; take a smaller "
                     "batch or a longer context"

@@ -140,10 +140,12 @@ def read_distribution(path: str | Path) -> Distribution:
         raise TraceError(error.message, where) from None
     keys = {"name", "source", "fills_context", "edges_tokens", "token_percent"}
     if not isinstance(content, dict) or not {"edges_tokens", "token_percent"} <= content.keys() <= keys:
-        found = shortened(", ".join(content), LONGEST_NAME) if isinstance(content, dict) else quoted(content)
+        shown_content = (
+            shortened(", ".join(content), LONGEST_NAME) if isinstance(content, dict) else quoted(content)
+        )
         raise TraceError(
             "expected the keys edges_tokens and token_percent, and perhaps name, source and fills_context; "
-            f"found {found}",
+            f"found {shown_content}",
             where,
         )
     edges, percents = content["edges_tokens"], content["token_percent"]

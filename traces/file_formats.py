@@ -93,9 +93,9 @@ def _likely_column(path: Path, columns: dict[str, bool], listed: str) -> str:
         return integers[0]
     if len(columns) == 1:
         return next(iter(columns))  # its first bad row is the better message
-    found = "none holds" if not integers else f"{len(integers)} hold"
+    holding = "none holds" if not integers else f"{len(integers)} hold"
     raise TraceError(
-        f"cannot tell which column holds the lengths: none is named {', '.join(DEFAULT_COLUMNS)}, and {found} "
+        f"cannot tell which column holds the lengths: none is named {', '.join(DEFAULT_COLUMNS)}, and {holding} "
         f"integers only; name one of the columns: {listed}",
         str(path),
     )

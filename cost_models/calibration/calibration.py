@@ -301,9 +301,9 @@ def _entries(
         section.problems.add(section.key, f"missing {', '.join(missing)}; {remedy}")
     section.take(*known)
     read = [key for key in section.given if key in known and key not in missing]
-    found = {key: _entry(section.mapping(key), key) for key in read}
+    entries = {key: _entry(section.mapping(key), key) for key in read}
     section.finish()
-    return found
+    return entries
 
 
 def _entry(fields: Fields, key: str) -> CalibrationEntry:

@@ -78,12 +78,12 @@ def _differences(value: Any, known: Any) -> Document:
     """
     document: Document = {}
     for item in fields(value):
-        found = getattr(value, item.name)
+        current = getattr(value, item.name)
         usual = item.default if known is None else getattr(known, item.name)
-        same = usual is not MISSING and found == usual
-        if same or found is None or item.name in ("source", *_PARTS):
+        same = usual is not MISSING and current == usual
+        if same or current is None or item.name in ("source", *_PARTS):
             continue
         way = KEYS.get(type(value), {}).get(item.name, FieldKey())
-        written = written_quantity(found, way.kind) if way.kind in QUANTITIES else found
+        written = written_quantity(current, way.kind) if way.kind in QUANTITIES else current
         document[way.name or item.name] = written
     return document

@@ -106,14 +106,14 @@ def read_mixed_cluster(fields: Fields, name: str, groups: Sequence[NodeGroup | N
             fields.problems.add(fields.dotted(key), "must not be given together with a list of nodes")
     named, source = _name(fields, name), _source(fields)
     fields.finish()
-    found = [group for group in groups if group is not None]
-    if not fields.sound or len(found) < len(groups):
+    sound_groups = [group for group in groups if group is not None]
+    if not fields.sound or len(sound_groups) < len(groups):
         return None
-    most, gpus = RANGES["gpus"], sum(group.nodes * group.node.gpus for group in found)
+    most, gpus = RANGES["gpus"], sum(group.nodes * group.node.gpus for group in sound_groups)
     if not most.holds(gpus):
         fields.problems.add(fields.dotted("nodes"), most.complaint(gpus))
         return None
-    return _agreeing(fields, lambda: cluster_of_groups(named, found, fabric, source))
+    return _agreeing(fields, lambda: cluster_of_groups(named, sound_groups, fabric, source))
 
 
 def read_node_group(fields: Fields, node: Node | None) -> NodeGroup | None:

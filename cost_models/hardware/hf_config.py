@@ -54,8 +54,8 @@ class _Family(NamedTuple):
 
 @cache
 def _facts() -> dict[str, Any]:
-    found: dict[str, Any] = load_yaml(shipped("cost_models/data/hf_configs.yaml"))
-    return found
+    families: dict[str, Any] = load_yaml(shipped("cost_models/data/hf_configs.yaml"))
+    return families
 
 
 def _key(name: str) -> _Key:

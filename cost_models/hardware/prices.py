@@ -126,17 +126,17 @@ def _loaded(path: Path) -> PriceList:
 
 def _by_provider(fields: Fields) -> dict[Provider, PriceRange]:
     providers: tuple[Provider, ...] = get_args(Provider)
-    found = {name: _range(fields.mapping(name), name) for name in providers if fields.has(name)}
+    ranges = {name: _range(fields.mapping(name), name) for name in providers if fields.has(name)}
     fields.take(*providers)
     fields.finish()
-    return found
+    return ranges
 
 
 def _range(fields: Fields, provider: Provider) -> PriceRange:
     low, typical, high = (fields.quantity(name, "money") for name in ("low", "typical", "high"))
     if not low <= typical <= high:
         fields.problems.add(fields.dotted("typical"), "must lie between low and high")
-    found = PriceRange(
+    price_range = PriceRange(
         low_usd=low,
         typical_usd=typical,
         high_usd=high,
@@ -145,4 +145,4 @@ def _range(fields: Fields, provider: Provider) -> PriceRange:
         source=fields.text("source"),
     )
     fields.finish()
-    return found
+    return price_range

@@ -96,7 +96,7 @@ class LayerCost:
         return blocks, rest
 
     def _products_of_blocks(self) -> dict[Block, tuple[LinearOp, ...]]:
-        found: dict[Block, tuple[LinearOp, ...]] = {}
+        by_block: dict[Block, tuple[LinearOp, ...]] = {}
         wide = {"router", *parts_of_text(self._layout.precision.bf16_parts)}
         for shard in layer_shards(self._model, self._layout, moe=self._moe):
             block = shard.matrix.block
@@ -114,8 +114,8 @@ class LayerCost:
                 matrices=len(shard.matrix.parts),
                 always_bf16=block in wide,
             )
-            found[block] = (*found.get(block, ()), op)
-        return found
+            by_block[block] = (*by_block.get(block, ()), op)
+        return by_block
 
     def gemm_s(self, tokens: Floats, *, backward: bool) -> Floats:
         """All matrix products: forward; backward = input gradient + weight gradient (twice the FLOP).
@@ -228,12 +228,12 @@ class LayerCost:
 
     def _gemm_sides_s(self, tokens: Floats, sides: tuple[bool, ...]) -> list[Floats]:
         """gemm_s of one side or of forward and backward, which are cheaper together."""
-        found = [
+        sides_s = [
             list(gemms.both_s(tokens)) if len(sides) == 2 else [gemms.seconds(tokens, backward=sides[0])]
             for gemms in (self._gemms, self._adapters)
             if gemms is not None
         ]
-        return [sum(more, start=one) for one, *more in zip(*found, strict=True)]
+        return [sum(more, start=one) for one, *more in zip(*sides_s, strict=True)]
 
 
 def _side_by_side(attention: _Block, mlp: _Block, *, joined: bool) -> _Block:

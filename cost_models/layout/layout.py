@@ -42,13 +42,13 @@ class Switch(NamedTuple):
 
 
 def _switches() -> dict[str, Switch]:
-    found = {}
+    by_name = {}
     for group, kind in GROUPS.items():
         for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
             said = about(item)
             name = said.name or item.name
-            found[name] = Switch(name, group, item.name, said)
-    return found
+            by_name[name] = Switch(name, group, item.name, said)
+    return by_name
 
 
 SWITCHES: Mapping[str, Switch] = _switches()
@@ -198,8 +198,8 @@ def _with_changes(groups: Mapping[str, Any], switches: Mapping[str, Any]) -> dic
             problems |= {f"{group}.{field}": text for field, text in error.problems}
     if problems:
         homes = {switch.name: f"{switch.group}.{switch.field}" for switch in SWITCHES.values()}
-        found = ((switch, problems[home]) for switch, home in homes.items() if home in problems)
-        raise MisfitError("Layout", tuple(found))
+        faults = ((switch, problems[home]) for switch, home in homes.items() if home in problems)
+        raise MisfitError("Layout", tuple(faults))
     return changed
 
 

@@ -50,8 +50,8 @@ def switch(
 
 def about(item: Field[Any]) -> About:
     """What is said of a field."""
-    found: About = item.metadata.get("about", _NOTHING)
-    return found
+    metadata: About = item.metadata.get("about", _NOTHING)
+    return metadata
 
 
 _NOTHING = About()

@@ -95,8 +95,8 @@ class MemoryReport:
     @property
     def parts(self) -> dict[str, float]:
         """The parts of GPU memory by name; they sum to total_bytes."""
-        found = {name: getattr(self, name) for name in _PARTS}
-        return {**found, "update": self.update} if self.update else found
+        by_name = {name: getattr(self, name) for name in _PARTS}
+        return {**by_name, "update": self.update} if self.update else by_name
 
     def largest_parts(self, most: int = 4) -> str:
         """The largest parts in GiB: `activations 41.9, optimizer 6.2, weights 4.1`."""
@@ -326,14 +326,14 @@ def _filled_stage(model: Model, layout: Layout, micro_batches: int | None, numbe
 def _telling_stages(model: Model, layout: Layout, micro_batches: int | None) -> list[_FilledStage]:
     """Stages of which none needs less than an earlier one that holds the same layers: the fullest is among them."""
     seen: dict[tuple[StageContents, ...], list[tuple[int, ...]]] = {}
-    found = []
+    telling = []
     for number in range(layout.parallel.pp):
         stage = _filled_stage(model, layout, micro_batches, number)
         earlier = seen.setdefault(stage.chunks, [])
         if not any(all(map(ge, more, stage.in_flight)) for more in earlier):
             earlier.append(stage.in_flight)
-            found.append(stage)
-    return found
+            telling.append(stage)
+    return telling
 
 
 class _Load(NamedTuple):

@@ -224,10 +224,10 @@ class Collectives:
         """The formulas of all_reduce_options."""
         node, several = self.fabric.cluster.node, group.nodes > 1
         usable = {protocol.name for protocol in self._protocols}
-        found = {name: formula for name, formula in _ALL_REDUCES.items() if name.split()[1] in usable}
+        formulas = {name: formula for name, formula in _ALL_REDUCES.items() if name.split()[1] in usable}
         if node.nvlink_sharp and self.fabric.calibration.nvls and group.ranks_per_node > 2:
-            return found | (_SWITCHED_ACROSS if several else _SWITCHED)
-        return found
+            return formulas | (_SWITCHED_ACROSS if several else _SWITCHED)
+        return formulas
 
     @property
     def _protocols(self) -> tuple[Protocol, ...]:

@@ -115,9 +115,9 @@ def maximum_distribution(links: int, flows: int) -> Floats:
         distribution.append(float(min(1.0, _power_at(one_bin[: most + 1], links, flows) / all_balls)))
         if distribution[-1] > 1.0 - NEGLIGIBLE:
             break
-    found = np.asarray(distribution)
-    found.flags.writeable = False
-    return found
+    probabilities = np.asarray(distribution)
+    probabilities.flags.writeable = False
+    return probabilities
 
 
 def _power_at(weights: Floats, times: int, degree: int) -> float:

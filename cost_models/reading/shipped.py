@@ -47,5 +47,5 @@ def given_or_shipped(source: str | Path, folder: Path, what: str) -> Path:
         return path
     if str(source) in names:
         return folder / f"{source}.yaml"
-    found = f"is a directory, not a {what} file" if path.is_dir() else f"no such file and no shipped {what}"
-    raise UserInputError(f"{source}: {found}{did_you_mean(str(source), names)}; shipped: {', '.join(names)}")
+    fault = f"is a directory, not a {what} file" if path.is_dir() else f"no such file and no shipped {what}"
+    raise UserInputError(f"{source}: {fault}{did_you_mean(str(source), names)}; shipped: {', '.join(names)}")

@@ -264,10 +264,10 @@ def tokens(allowed: Range) -> Parser:
     """A parser of tokens (8192, "8K", "8K tokens") in a range."""
 
     def parse(value: object) -> int:
-        found = _tokens(value)
-        if not allowed.holds(found):
+        amount = _tokens(value)
+        if not allowed.holds(amount):
             raise ValueError(allowed.complaint(value))
-        return found
+        return amount
 
     schema = {"anyOf": [range_schema(allowed), {"type": "string", "pattern": f"^{TOKENS}$"}]}
     return Parser(read=parse, words="tokens (8192, 8K)", schema=schema, limits=allowed, dump=dump_tokens)

@@ -233,7 +233,7 @@ class MicroBatchCost:
         """What forwards and backwards of these micro-batches send to other nodes and hosts, recomputation included."""
         tokens = batches.tokens_per_rank
         layers = self._layers.terms_s(batches, (False, True))
-        found: list[Traffic] = []
+        rows: list[Traffic] = []
 
         def add(
             kind: TrafficKind, backward: bool, term: str, counts: list[int], sent: SentTimes, repeats: Floats
@@ -242,11 +242,11 @@ class MicroBatchCost:
             if not (times * sent.sent_bytes).any():
                 return
             row = TERM_ROWS[term]
-            found.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
+            rows.append(Traffic(kind=kind, backward=backward, term=row, times=times, sent=sent))
             repeated = 0.0 if backward or kind in HOST_KINDS else float(repeats[row])
             if repeated:
                 recompute_row = TERM_ROWS["recompute"]
-                found.append(
+                rows.append(
                     Traffic(kind=kind, backward=True, term=recompute_row, times=repeated * times, sent=sent)
                 )
 
@@ -281,7 +281,7 @@ class MicroBatchCost:
                     for what, backward in both:
                         moved = self.offloading.sent(batches, alike[0], layers, backward=backward)
                         add(what, backward, "offload_wait", moving, moved, self._repeats)
-        return tuple(found)
+        return tuple(rows)
 
     def transfer_traffic(self, batches: MicroBatches, ranks: int) -> tuple[Floats, Floats]:
         """[n] each: bytes that a GPU sends to the next stage, and what of transfer_s does not depend on the rate."""

@@ -64,10 +64,10 @@ class Offloading:
 
 def alike_for_offload(kinds: tuple[StageContents, ...]) -> list[list[StageContents]]:
     """Stages whose layers move beside the same work, together."""
-    found: dict[object, list[StageContents]] = {}
+    by_layers: dict[object, list[StageContents]] = {}
     for kind in sorted(kinds, key=lambda kind: LayerKind.MOE in dict(kind.usual)):
-        found.setdefault(kind.usual, []).append(kind)
-    return list(found.values())
+        by_layers.setdefault(kind.usual, []).append(kind)
+    return list(by_layers.values())
 
 
 def offload_bytes_per_s(cluster: Cluster, layout: Layout, cal: Calibration) -> float:

@@ -158,56 +158,56 @@ class Model(Checked):
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:
         """Counts that do not go together, as (key, what is wrong)."""
-        found: list[tuple[str, str]] = []
+        faults: list[tuple[str, str]] = []
         if self.heads % self.kv_heads:
-            found.append(("kv_heads", f"must divide the {self.heads} heads, got {self.kv_heads}"))
+            faults.append(("kv_heads", f"must divide the {self.heads} heads, got {self.kv_heads}"))
         if self.experts == 1:
-            found.append(("experts", "must be 0 (dense) or at least 2"))
+            faults.append(("experts", "must be 0 (dense) or at least 2"))
         if self.experts and not 1 <= self.top_k <= self.experts:
-            found.append(("top_k", f"must be between 1 and the {self.experts} experts, got {self.top_k}"))
+            faults.append(("top_k", f"must be between 1 and the {self.experts} experts, got {self.top_k}"))
         if not self.experts:
             for key in ("top_k", "shared_expert_ffn", "dense_layers", "dense_ffn_hidden", "expert_latent"):
                 if getattr(self, key):
-                    found.append((key, "only makes sense with experts"))
+                    faults.append((key, "only makes sense with experts"))
         if 0 < (every := self.full_attention_every) < 1:
-            found.append(("full_attention_every", f"must be 0 or at least 1, got {every}"))
+            faults.append(("full_attention_every", f"must be 0 or at least 1, got {every}"))
         if self.adapter_rank > self.hidden:
-            found.append(("adapter_rank", f"must not exceed hidden {self.hidden}, got {self.adapter_rank}"))
+            faults.append(("adapter_rank", f"must not exceed hidden {self.hidden}, got {self.adapter_rank}"))
         if (dense := self.dense_layers) > self.layers:
-            found.append(("dense_layers", f"must not exceed the {self.layers} layers, got {dense}"))
+            faults.append(("dense_layers", f"must not exceed the {self.layers} layers, got {dense}"))
         if bool(self.dense_layers) != bool(self.dense_ffn_hidden) and self.experts:
-            found.append(("dense_ffn_hidden", "and dense_layers must be given together"))
-        return (*found, *_of_patterns(self))
+            faults.append(("dense_ffn_hidden", "and dense_layers must be given together"))
+        return (*faults, *_of_patterns(self))
 
 
 def _of_patterns(model: Model) -> tuple[tuple[str, str], ...]:
     """What is wrong with the patterns of a hybrid, and with what the letters need."""
-    found: list[tuple[str, str]] = []
+    faults: list[tuple[str, str]] = []
     letters: dict[str, str] = {}
     for key in ("layer_pattern", "mtp_pattern"):
         try:
             letters[key] = written_out(getattr(model, key))
         except ValueError as error:
-            found.append((key, str(error)))
-    if found:
-        return tuple(found)
+            faults.append((key, str(error)))
+    if faults:
+        return tuple(faults)
     if not letters["layer_pattern"]:
         return tuple((key, "only makes sense with layer_pattern") for key in ("mtp_pattern", "mamba")
                      if getattr(model, key))  # fmt: skip
     if (held := len(letters["layer_pattern"])) != model.layers:
-        found.append(("layer_pattern", f"has {held} layers, layers says {model.layers}"))
+        faults.append(("layer_pattern", f"has {held} layers, layers says {model.layers}"))
     if bool(letters["mtp_pattern"]) != bool(model.mtp_layers):
-        found.append(("mtp_pattern", "and mtp_layers must be given together in a hybrid"))
+        faults.append(("mtp_pattern", "and mtp_layers must be given together in a hybrid"))
     used = set("".join(letters.values()))
     for letter, key, size in (("M", "mamba", model.mamba), ("E", "experts", model.experts)):
         if letter in used and not size:
-            found.append((key, f"is required: the pattern has layers {letter}"))
+            faults.append((key, f"is required: the pattern has layers {letter}"))
         elif size and letter not in used:
-            found.append((key, f"only makes sense with layers {letter} in the pattern"))
+            faults.append((key, f"only makes sense with layers {letter} in the pattern"))
     for key in ("dense_layers", "parallel_block", "adapter_rank"):
         if getattr(model, key):
-            found.append((key, "is not modelled in a hybrid (layer_pattern)"))
-    return tuple(found)
+            faults.append((key, "is not modelled in a hybrid (layer_pattern)"))
+    return tuple(faults)
 
 
 def dense_layer_count(model: Model) -> int:

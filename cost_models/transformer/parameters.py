@@ -153,11 +153,11 @@ def layer_parameters(model: Model, *, moe: bool) -> ParameterCount:
 
     Ignored: the per-expert bias that DeepSeek-V3 balances its router with (256 per layer), QK-norms.
     """
-    found = ParameterCount(norms=_layer_norms(model), mamba=mamba_vectors(model))
+    count = ParameterCount(norms=_layer_norms(model), mamba=mamba_vectors(model))
     for matrix in layer_matrices(model, moe=moe):
         field = "mlp" if matrix.block in ("shared", "latent") else matrix.block
-        found += ParameterCount(**{field: matrix.parameters})
-    return found
+        count += ParameterCount(**{field: matrix.parameters})
+    return count
 
 
 def parameters(model: Model) -> ParameterCount:

@@ -59,8 +59,8 @@ class MemoryFit:
 @cache
 def margins() -> dict[str, Any]:
     """What measured memory says, by question: `peaks` and `fits`."""
-    found: dict[str, Any] = load_yaml(shipped(_MARGINS))
-    return found
+    by_question: dict[str, Any] = load_yaml(shipped(_MARGINS))
+    return by_question
 
 
 @cache

@@ -122,12 +122,12 @@ def write_residuals(path: str, rows: Sequence[Residual]) -> Residuals:
     for kind, guessed in product(("known", "new"), (False, True)):
         view = "plain" if guessed else "published" if kind == "known" else "unseen"
         seen = [row for row in rows if row.view == view or row.source in _papers()]
-        found = _residuals(seen, kind, guessed, None)
+        judged = _residuals(seen, kind, guessed, None)
         stretches[_named(kind, guessed)] = {
-            name: round(amount, 5) for name, amount in found.stretches.items()
+            name: round(amount, 5) for name, amount in judged.stretches.items()
         }
         if (kind, guessed) == ("known", False):
-            written = found
+            written = judged
     write_whole(path, _as_csv(rows, stretches), "residuals")
     return written
 

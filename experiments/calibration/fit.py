@@ -108,8 +108,8 @@ def _minimum(
         return np.vstack([(root * bent)[:, None] * line.jacobian * spans, np.diag(spans / prior.doubt)])
 
     begin = np.clip((line.values - low) / spans, 1e-6, 1.0 - 1e-6)
-    found = least_squares(gap, begin, jac=slope, bounds=(0.0, 1.0), xtol=1e-10, ftol=1e-10)
-    return np.asarray(low + found.x * spans)
+    minimum = least_squares(gap, begin, jac=slope, bounds=(0.0, 1.0), xtol=1e-10, ftol=1e-10)
+    return np.asarray(low + minimum.x * spans)
 
 
 def _objective(line: Linearised, prior: Prior, weights: Floats, scale: Scale) -> float:
@@ -153,17 +153,17 @@ def covariance(
     jacobian, residuals = line.jacobian, line.residuals
     inverse = jacobian.T @ (weights[:, None] * jacobian) / scale.noise**2 + np.diag(precision)
     units = np.sqrt(np.maximum(np.diag(inverse), 1e-300))  # constants of 1e-12 beside constants of 1
-    found = np.linalg.pinv(inverse / np.outer(units, units)) / np.outer(units, units)
+    inverted = np.linalg.pinv(inverse / np.outer(units, units)) / np.outer(units, units)
     groups = sorted(set(sources))
     if len(groups) < FEWEST_SOURCES:
-        return np.asarray(found)
+        return np.asarray(inverted)
     bounded = weights * residuals / np.sqrt(1.0 + (residuals / scale.bend) ** 2) / scale.noise**2
     members = np.array([[source == group for source in sources] for group in groups], dtype=np.float64)
     gradients = members @ (bounded[:, None] * jacobian)
     inner = gradients.T @ gradients * len(groups) / (len(groups) - 1) + np.diag(precision)
-    sandwich = found @ inner @ found
-    wider = np.sqrt(np.maximum(1.0, np.diag(sandwich) / np.maximum(np.diag(found), 1e-300)))
-    return np.asarray(found * np.outer(wider, wider))
+    sandwich = inverted @ inner @ inverted
+    wider = np.sqrt(np.maximum(1.0, np.diag(sandwich) / np.maximum(np.diag(inverted), 1e-300)))
+    return np.asarray(inverted * np.outer(wider, wider))
 
 
 def determined(
@@ -274,16 +274,16 @@ def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def refit(found: Fit, kept: Any) -> Floats:
+def refit(fitted: Fit, kept: Any) -> Floats:
     """Values fitted on the samples *kept* (a mask) alone, with the residuals linearised round the fit.
 
     What nothing was known of before is taken as uncertain as a constant may be that still counts as determined: of what
     only the others tell, these samples say nothing.
     """
-    spans = np.array([constant.span for constant in found.constants])
-    free = np.isinf(found.prior.doubt)
+    spans = np.array([constant.span for constant in fitted.constants])
+    free = np.isinf(fitted.prior.doubt)
     prior = Prior(
-        centre=np.where(free, found.values, found.prior.centre),
-        doubt=np.where(free, WIDEST_SHARE * spans / NORMAL_95, found.prior.doubt),
+        centre=np.where(free, fitted.values, fitted.prior.centre),
+        doubt=np.where(free, WIDEST_SHARE * spans / NORMAL_95, fitted.prior.doubt),
     )
-    return _minimum(found.line.of(kept), found.constants, prior, found.weights[kept], found.scale)
+    return _minimum(fitted.line.of(kept), fitted.constants, prior, fitted.weights[kept], fitted.scale)

@@ -118,9 +118,9 @@ def linearised(model: Model, constants: Sequence[Constant], values: Floats) -> L
     moved = (
         {**known, constant: known[constant] + step} for constant, step in zip(constants, steps, strict=True)
     )
-    found = model.residuals([known, *moved])
-    jacobian = np.asarray((found[1:] - found[0]).T / np.array(steps))
-    return Linearised(values=values, residuals=found[0], jacobian=jacobian)
+    residuals = model.residuals([known, *moved])
+    jacobian = np.asarray((residuals[1:] - residuals[0]).T / np.array(steps))
+    return Linearised(values=values, residuals=residuals[0], jacobian=jacobian)
 
 
 def _difference_step(constant: Constant, value: float) -> float:

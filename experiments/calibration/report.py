@@ -59,21 +59,21 @@ def _why(width: float, stage: Stage) -> str:
 
 def calibration_document(stages: Sequence[Stage], *, file: str, gpu: Gpu, written: str) -> Document:
     """The stages in words; as data the last one at the top and the one on kernels under its name."""
-    found = [_stage(stage) for stage in stages]
+    in_words = [_stage(stage) for stage in stages]
     return Document(
         kind="calibrate",
         payload={
             "file": file if stages[-1].kind == "runs" else None,
             "gpu": gpu.name,
             "generation": gpu.calibration,
-            **found[-1],
-            "kernels": found[0] if stages[0].kind == "kernels" else None,
+            **in_words[-1],
+            "kernels": in_words[0] if stages[0].kind == "kernels" else None,
             "written": written,
         },
-        blocks=tuple(block for stage in found for block in _blocks(stage)),
+        blocks=tuple(block for stage in in_words for block in _blocks(stage)),
         notes=(f"wrote {written}",),
         title=f"Calibration of {gpu.calibration} for {gpu.name}",
-        files=tuple(file for stage, row in zip(stages, found, strict=True) for file in _files(stage, row)),
+        files=tuple(file for stage, row in zip(stages, in_words, strict=True) for file in _files(stage, row)),
     )
 
 
@@ -93,14 +93,14 @@ def _files(stage: Stage, row: Row) -> tuple[OutputFile, ...]:
 
 
 def _stage(stage: Stage) -> Row:
-    found = stage.found
+    fitted = stage.found
     return {
         "fitted_on": stage.kind,
         "taken": stage.taken,
         "records": len(stage.samples),
         "sources": stage.sources,
         "left_out": dict(Counter(stage.skipped).most_common()),
-        "constants": _constants(found, stage) if found else [],
+        "constants": _constants(fitted, stage) if fitted else [],
         "undetermined": [
             {
                 "name": constant.name,
@@ -111,11 +111,11 @@ def _stage(stage: Stage) -> Row:
             }
             for constant, width in stage.undetermined.items()
         ],
-        "correlation": found.correlation.tolist() if found else [],
-        "strong_correlations": _strong(found) if found else [],
-        "noise": found.scale.noise if found else None,
+        "correlation": fitted.correlation.tolist() if fitted else [],
+        "strong_correlations": _strong(fitted) if fitted else [],
+        "noise": fitted.scale.noise if fitted else None,
         "error_at_start": _summary(stage.before),
-        "error_fitted": _summary(found.residuals if found else stage.before),
+        "error_fitted": _summary(fitted.residuals if fitted else stage.before),
         **_cross_validation(stage),
     }
 
@@ -124,9 +124,9 @@ def _summary(residuals: Floats) -> Row:
     return dict(error_summary(np.expm1(residuals).tolist()))
 
 
-def _constants(found: Fit, stage: Stage) -> list[Row]:
-    prior = found.prior
-    columns = (found.constants, prior.centre, prior.doubt, found.values, found.half_width)
+def _constants(fitted: Fit, stage: Stage) -> list[Row]:
+    prior = fitted.prior
+    columns = (fitted.constants, prior.centre, prior.doubt, fitted.values, fitted.half_width)
     return [
         {
             "name": constant.name,
@@ -144,13 +144,13 @@ def _constants(found: Fit, stage: Stage) -> list[Row]:
     ]
 
 
-def _strong(found: Fit) -> list[Row]:
-    names = [constant.name for constant in found.constants]
+def _strong(fitted: Fit) -> list[Row]:
+    names = [constant.name for constant in fitted.constants]
     return [
-        {"first": names[i], "second": names[j], "correlation": float(found.correlation[i, j])}
+        {"first": names[i], "second": names[j], "correlation": float(fitted.correlation[i, j])}
         for i in range(len(names))
         for j in range(i)
-        if abs(found.correlation[i, j]) >= STRONG
+        if abs(fitted.correlation[i, j]) >= STRONG
     ]
 
 
@@ -159,19 +159,19 @@ def _cross_validation(stage: Stage) -> Row:
 
     `largest_shift`: how far leaving a part out moves the median error of another source, in shares of the measurement.
     """
-    found = stage.found
+    fitted = stage.found
     how = "leave one source out" if len(stage.sources) > 1 else f"{len(stage.parts)} parts of the one source"
     return {
-        "cross_validation": how if found else "",
+        "cross_validation": how if fitted else "",
         "error_cross_validated": _summary(stage.cross_validated),
-        "left_out_one_by_one": [_part(part, stage, found) for part in stage.parts] if found else [],
+        "left_out_one_by_one": [_part(part, stage, fitted) for part in stage.parts] if fitted else [],
     }
 
 
-def _part(part: LeftOut, stage: Stage, found: Fit) -> Row:
+def _part(part: LeftOut, stage: Stage, fitted: Fit) -> Row:
     names = np.array([sample.source for sample in stage.samples])
     shifts = {
-        source: _median(part.residuals[names == source]) - _median(found.residuals[names == source])
+        source: _median(part.residuals[names == source]) - _median(fitted.residuals[names == source])
         for source in stage.sources
         if source != part.part
     }
@@ -180,9 +180,9 @@ def _part(part: LeftOut, stage: Stage, found: Fit) -> Row:
         "left_out": part.part,
         "records": int(part.out.sum()),
         "median_abs_error": _median(part.residuals[part.out]),
-        "median_abs_error_fitted": _median(found.residuals[part.out]),
+        "median_abs_error_fitted": _median(fitted.residuals[part.out]),
         "median_abs_error_at_start": _median(stage.before[part.out]),
-        "values": dict(zip((one.name for one in found.constants), part.values.tolist(), strict=True)),
+        "values": dict(zip((one.name for one in fitted.constants), part.values.tolist(), strict=True)),
         "largest_shift": abs(shifts.get(most, 0.0)),
         "shifted": most,
     }

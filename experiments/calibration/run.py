@@ -93,10 +93,12 @@ def _start(generation: str, start: str | None) -> tuple[Calibration, str]:
     """The calibration to begin with and the comment that heads its file."""
     if start is None:
         return calibration(generation), head_of(SHIPPED / f"{generation}.yaml")
-    found = load_calibration(start)
-    if found.generation not in ("", generation):
-        raise UserInputError(f"--start: {start} is of generation {found.generation}, the GPU of {generation}")
-    return found, head_of(Path(start))
+    beginning = load_calibration(start)
+    if beginning.generation not in ("", generation):
+        raise UserInputError(
+            f"--start: {start} is of generation {beginning.generation}, the GPU of {generation}"
+        )
+    return beginning, head_of(Path(start))
 
 
 def _enough(measured: tuple[Sequence[Any], Mapping[str, int]], kind: str, gpu: str) -> None:

@@ -108,26 +108,26 @@ def run_stage(
     line = linearised(model, constants, prior.centre)
     kept, dropped = determined(model, constants, prior, line)
     before = model.residuals([{}])[0]
-    found, parts = None, tuple[LeftOut, ...]()
+    fitted, parts = None, tuple[LeftOut, ...]()
     if kept:
         chosen, known = [constants[place] for place in kept], prior.of(kept)
         fixed = [place for place in dropped if value_of(base, constants[place].name) != prior.centre[place]]
         begin = linearised(model, chosen, known.centre) if fixed else line.of(slice(None), list(kept))
-        found = fit(model, chosen, known, begin)
-        parts = _left_out(model, found)
+        fitted = fit(model, chosen, known, begin)
+        parts = _left_out(model, fitted)
     return Stage(
         kind=kind,
         base=base,
         samples=tuple(samples),
         skipped=skipped,
         before=before,
-        found=found,
+        found=fitted,
         undetermined={constants[place]: width for place, width in dropped.items()},
         parts=parts,
     )
 
 
-def _left_out(model: Model, found: Fit) -> tuple[LeftOut, ...]:
+def _left_out(model: Model, fitted: Fit) -> tuple[LeftOut, ...]:
     """Every source (or every fifth sample of a single one) left out in turn.
 
     The others are fitted again with residuals linearised round the fit; then all samples are predicted for real.
@@ -137,8 +137,8 @@ def _left_out(model: Model, found: Fit) -> tuple[LeftOut, ...]:
         names = [f"part {number % FOLDS + 1}" for number in range(len(names))]
     parts = sorted(set(names))
     outs = [np.array(names) == part for part in parts]
-    values = [refit(found, ~out) for out in outs]
-    settings = [dict(zip(found.constants, value.tolist(), strict=True)) for value in values]
+    values = [refit(fitted, ~out) for out in outs]
+    settings = [dict(zip(fitted.constants, value.tolist(), strict=True)) for value in values]
     residuals = model.residuals(settings)
     return tuple(
         LeftOut(part=part, out=out, values=value, residuals=row)
@@ -163,18 +163,18 @@ def without_runs(base: Calibration) -> Calibration:
 def entries_of(stage: Stage, words: str) -> Calibration:
     """The base with what the stage found: values, and in words what the measurements say. *words*: their origin."""
     entries: dict[str, CalibrationEntry] = {}
-    found = stage.found
-    for place, constant in enumerate(found.constants if found else ()):
-        assert found is not None
+    fitted = stage.found
+    for place, constant in enumerate(fitted.constants if fitted else ()):
+        assert fitted is not None
         value, half, error = (
-            float(column[place]) for column in (found.values, found.half_width, found.error)
+            float(column[place]) for column in (fitted.values, fitted.half_width, fitted.error)
         )
         begun = value_of(stage.base, constant.name)
-        text = f"{value:.3g} +- {half:.2g} (95 %) by {_depending(stage, found.line, place)}{words}"
+        text = f"{value:.3g} +- {half:.2g} (95 %) by {_depending(stage, fitted.line, place)}{words}"
         if not stage.taken:
             value, text = begun, f"{text}; no better for sources left out of the fit, so {begun:.3g} stays"
         entries[constant.name] = _fitted(
-            stage, constant, value, error, text, float(found.prior.centre[place])
+            stage, constant, value, error, text, float(fitted.prior.centre[place])
         )
         for tied in constant.tied if stage.taken else ():
             scaled = rounded(value_of(stage.base, tied) * (value / begun if begun else 1.0))

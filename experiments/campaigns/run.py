@@ -120,8 +120,8 @@ class CampaignStudy:
         """Restarts of a run by cause, the most frequent first."""
         counts = [result.restarts for result in self.results]
         names = dict.fromkeys(name for count in counts for name in count)
-        found = {name: estimate([float(count.get(name, 0)) for count in counts]) for name in names}
-        return dict(sorted(found.items(), key=lambda item: (-item[1].mean, item[0])))
+        estimates = {name: estimate([float(count.get(name, 0)) for count in counts]) for name in names}
+        return dict(sorted(estimates.items(), key=lambda item: (-item[1].mean, item[0])))
 
 
 def run_campaign(

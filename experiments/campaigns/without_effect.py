@@ -12,13 +12,15 @@ from hdpsim.simulator.campaign.diagnosis import TESTS
 
 def idle_keys(values: Mapping[str, Any], profile: FailureProfile) -> tuple[str, ...]:
     """One sentence for every key of *values* (without `campaign.`) that is not the default and changes nothing."""
-    found: dict[str, str] = {}
+    note_by_key: dict[str, str] = {}
     for why, names in _rules(values, profile):
         for name in names.split() if why else ():
             key = KEYS[f"campaign.{name}"]
             if values[name] != key.default:
-                found.setdefault(name, f"campaign.{name} = {key.dump(values[name])} changes nothing: {why}")
-    return tuple(found.values())
+                note_by_key.setdefault(
+                    name, f"campaign.{name} = {key.dump(values[name])} changes nothing: {why}"
+                )
+    return tuple(note_by_key.values())
 
 
 def _rules(values: Mapping[str, Any], profile: FailureProfile) -> Iterator[tuple[str, str]]:

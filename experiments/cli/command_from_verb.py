@@ -61,12 +61,12 @@ def verb(
         )
         shown(run, output, **{key: value for key, value in given.items() if value not in (None, ())})
 
-    found = (
+    own_options = (
         option_of(name, parameter.arg, is_flag=_is_flag(parameter))
         for parameter in parameters
         if parameter.arg != "progress"
     )
-    for option in reversed([*filter(None, found), *more, *output]):
+    for option in reversed([*filter(None, own_options), *more, *output]):
         command = option(command)
     made = click.command(name.replace("_", "-"), cls=Verb)(command)
     documented, *sections = _SECTION.split(ast.get_docstring(function) or "")
@@ -106,7 +106,7 @@ def _spelling(param: click.Parameter) -> str:
 def _typed(text: str, spellings: dict[str, str]) -> str:
     """Words about Python as words about a command line: options for *parameters*, texts without quotes, no lists."""
     text = re.sub(r"`[\[{][^`]*[\]}]` or ", "", text).replace('`"', "").replace('"`', "")
-    return re.sub(r"\*(\w+)\*", lambda found: spellings.get(found[1], found[0]), text)
+    return re.sub(r"\*(\w+)\*", lambda starred: spellings.get(starred[1], starred[0]), text)
 
 
 @cache

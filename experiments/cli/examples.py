@@ -19,12 +19,12 @@ class Ending(NamedTuple):
 @cache
 def endings() -> dict[str, Ending]:
     """The ending of every verb, and of every verb of a group under both words."""
-    found = {}
+    by_verb = {}
     for block in Path(__file__).with_name("examples.txt").read_text(encoding="utf-8").split("\n\n"):
         head, *lines = (line.strip() for line in block.strip().splitlines())
         verb, _, page = head.partition(":")
-        found[verb] = Ending(page.strip(), tuple(zip(lines[::2], lines[1::2], strict=True)))
-    return found
+        by_verb[verb] = Ending(page.strip(), tuple(zip(lines[::2], lines[1::2], strict=True)))
+    return by_verb
 
 
 def epilog(verb: str) -> str:

@@ -120,9 +120,9 @@ def completion(shell: str) -> None:
 
     from hdpsim.experiments.cli.app import cli
 
-    found = get_completion_class(shell)
-    assert found is not None
-    completer = found(cli, {}, "hdpsim", "_HDPSIM_COMPLETE")
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    completer = completion_class(cli, {}, "hdpsim", "_HDPSIM_COMPLETE")
     script = completer.source_template % completer.source_vars()
     if shell == "bash":  # no blank between a key's = and its value
         script = script.replace(
@@ -157,10 +157,10 @@ def export(
     from hdpsim.experiments.scenario.scenario import load_scenario
 
     checked = load_scenario(scenario, overrides)
-    found = export_scenario(checked, target, spelling)
+    exported = export_scenario(checked, target, spelling)
     if out is not None:
-        write_whole(out, found.text, "options")
-    Output(as_json=as_json).present(export_document(checked, found, out))
+        write_whole(out, exported.text, "options")
+    Output(as_json=as_json).present(export_document(checked, exported, out))
 
 
 @click.command("import")
@@ -201,10 +201,10 @@ def import_(
     from hdpsim.experiments.other_tools.importer import UserAnswers, import_file
     from hdpsim.experiments.output.files.out_file import write_whole
 
-    found = import_file(file, form, UserAnswers(cluster=cluster, gpus=gpus, model=model, release=release))
+    imported = import_file(file, form, UserAnswers(cluster=cluster, gpus=gpus, model=model, release=release))
     if out is not None:
-        write_whole(out, imported_text(found), "scenario")
-    Output(as_json=as_json).present(import_document(found, out))
+        write_whole(out, imported_text(imported), "scenario")
+    Output(as_json=as_json).present(import_document(imported, out))
 
 
 @click.command("new")

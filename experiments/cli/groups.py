@@ -46,10 +46,10 @@ class Commands(click.Group):
         sections = self.sections(ctx)
         width = max(len(name) for names in sections.values() for name in names)
         for heading, names in sections.items():
-            found = ((name, self.get_command(ctx, name)) for name in names)
+            commands = ((name, self.get_command(ctx, name)) for name in names)
             rows = [
                 (f"{name:{width}}", _first_sentence(command))
-                for name, command in found
+                for name, command in commands
                 if command is not None
             ]
             with formatter.section(heading):

@@ -213,10 +213,12 @@ one whose choices the function says. None: no option.
 def option_of(verb: str, parameter: str, *, is_flag: bool) -> Decorator | None:
     """How a parameter of a verb is spelled."""
     own = f"{verb}.{parameter}"
-    found = PARAMETERS.get(own if own in PARAMETERS else parameter, "")
-    if isinstance(found, str):
+    spelling = PARAMETERS.get(own if own in PARAMETERS else parameter, "")
+    if isinstance(spelling, str):
         spelled = f"--{parameter.replace('_', '-')}"
         return (
-            click.option(spelled, is_flag=True) if is_flag else click.option(spelled, metavar=found or None)
+            click.option(spelled, is_flag=True)
+            if is_flag
+            else click.option(spelled, metavar=spelling or None)
         )
-    return found
+    return spelling

@@ -82,14 +82,14 @@ def synth(
         raise UserInputError("give either --count (sequences) or --tokens")
     source = load_distribution(distribution)
     if tokens is not None:
-        found = synthesize_tokens(source, _tokens(tokens), seed)
+        drawn = synthesize_tokens(source, _tokens(tokens), seed)
     else:
-        found = synthesize(source, count or 1, seed)
-    write_trace(found, output)
+        drawn = synthesize(source, count or 1, seed)
+    write_trace(drawn, output)
     if as_json:
-        emit_json({"file": output, "sequences": len(found), "tokens": found.tokens, "seed": seed})
+        emit_json({"file": output, "sequences": len(drawn), "tokens": drawn.tokens, "seed": seed})
     else:
-        say(f"wrote {output}: {len(found):,} sequences, {found.tokens:,} tokens (seed {seed})")
+        say(f"wrote {output}: {len(drawn):,} sequences, {drawn.tokens:,} tokens (seed {seed})")
 
 
 @trace.command("check")
@@ -100,11 +100,11 @@ def check(file: str, column: str | None, as_json: bool) -> None:
     """Is every length of the file usable? Names the first bad row if not."""
     from hdpsim.traces import load_trace
 
-    found = load_trace(file, column=column)
+    lengths = load_trace(file, column=column)
     if as_json:
-        emit_json({"file": file, "ok": True, "sequences": len(found), "tokens": found.tokens})
+        emit_json({"file": file, "ok": True, "sequences": len(lengths), "tokens": lengths.tokens})
     else:
-        say(f"{file}: fine; {len(found):,} sequences, {found.tokens:,} tokens")
+        say(f"{file}: fine; {len(lengths):,} sequences, {lengths.tokens:,} tokens")
 
 
 def _tokens(text: str) -> int:

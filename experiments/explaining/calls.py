@@ -196,18 +196,18 @@ class Sources(dict[str, str]):
             return f"default of the network calibration: {field_words(NetworkCalibration).get(field, '')}".removesuffix(
                 ": "
             )
-        found = {
+        owners = {
             "node": f"node {node.name}: {node.source}",
             "fabric": f"cluster {self._cluster.name}: {self._cluster.source}",
             "cluster": f"cluster {self._cluster.name}: {self._cluster.source}",
             "model": f"model {self._model.name}: {self._model.source}",
         }
-        return found.get(owner, "scenario").removesuffix(": ")
+        return owners.get(owner, "scenario").removesuffix(": ")
 
 
 def _part(source: str, field: str) -> str:
     """The part of a GPU's source that speaks of *field*; all of it where none does."""
     parts = dict(part.split(": ", 1) for part in source.split("; ") if ": " in part)
     wanted = _GPU_SOURCES.get(field, field)
-    found = [key for key in parts if wanted.startswith(key)]
-    return parts[max(found, key=len)] if found else source
+    fitting = [key for key in parts if wanted.startswith(key)]
+    return parts[max(fitting, key=len)] if fitting else source

@@ -113,9 +113,9 @@ def _term(
     seconds = step.account_s[row]
     rank, stage = (int(place) for place in np.unravel_index(int(seconds.argmax()), seconds.shape))
     mean_s = float(seconds.mean())
-    found = list(_calls_of(name, calls))
+    of_term = list(_calls_of(name, calls))
     documents: list[Document] = []
-    for call in found:
+    for call in of_term:
         document = call_document(call, sources, name)
         if document not in documents:  # the same for every kind of stage
             documents.append(document)
@@ -125,7 +125,7 @@ def _term(
         "seconds": mean_s,
         "share": mean_s / step.step_s,
         "largest": {"seconds": float(seconds.max()), "rank": rank, "stage": stage},
-        "products": [row for call in found for row in products_of(call)],
+        "products": [row for call in of_term for row in products_of(call)],
         "calls": documents,
     }
 

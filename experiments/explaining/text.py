@@ -41,21 +41,21 @@ def explain_document(scenario: Scenario, explanation: Explanation, term: str | N
             ),
         )
     contents: dict[str, Callable[[], object]] = {}
-    found = find_term(explanation, term)
-    total = found["term"]
+    term_parts = find_term(explanation, term)
+    total = term_parts["term"]
     blocks: list[Table[Any] | str] = ["\n".join(term_lines(explanation, total))]
-    if found["part"] is not None:
-        lines = [f"{found['part']}, a part of {total['term']}"]
-        blocks = ["\n".join([*lines, *(line for part in found["parts"] for line in part_lines(part))])]
+    if term_parts["part"] is not None:
+        lines = [f"{term_parts['part']}, a part of {total['term']}"]
+        blocks = ["\n".join([*lines, *(line for part in term_parts["parts"] for line in part_lines(part))])]
     elif total["products"]:
         blocks.append(product_table(total))
         contents["products.csv"] = partial(product_table, total)
     contents["inputs.csv"] = lambda: list(
-        input_rows(total["calls"] if found["part"] is None else found["parts"])
+        input_rows(total["calls"] if term_parts["part"] is None else term_parts["parts"])
     )
     return Document(
         kind="",
-        payload={**explanation, "terms": [total], "parts": found["parts"]},
+        payload={**explanation, "terms": [total], "parts": term_parts["parts"]},
         head=head,
         blocks=tuple(blocks),
         files=files_of("explain", contents, inputs=_INPUT),

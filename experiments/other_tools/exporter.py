@@ -108,13 +108,13 @@ def _strategy(setup: Setup, table: Tool, spelling: str) -> dict[str, str]:
 def _open(setup: Setup, facts: Mapping[str, object], table: Tool) -> dict[str, str]:
     """What the scenario itself leaves open."""
     names = {number.key: spelled(number.option, table) for number in table.numbers}
-    found = {}
+    left_open = {}
     if setup.layout.parallel.cp is None and not is_dynamic(setup):
-        found[names["layout.cp"]] = "layout.cp is auto; hdpsim simulate says which degree was taken"
+        left_open[names["layout.cp"]] = "layout.cp is auto; hdpsim simulate says which degree was taken"
     if facts.get("run.global_batch") is None:
         words = "sequences of a step; the scenario counts tokens of sequences of any length"
-        found[names["run.global_batch"]] = words
-    return found
+        left_open[names["run.global_batch"]] = words
+    return left_open
 
 
 def _head(setup: Setup, table: Tool, yours: Mapping[str, str], cannot: Mapping[str, str]) -> list[str]:
@@ -146,14 +146,14 @@ def _as_flags(options: Mapping[str, object], head: list[str], setup: Setup, tabl
 
 def _nested(options: Mapping[str, object], table: Tool) -> dict[str, Any]:
     """The options by sections."""
-    found: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for name, value in options.items():
         *above, leaf = name.split(".")
-        inner = found
+        inner = sections
         for section in above:
             inner = inner.setdefault(section, {})
         inner[leaf] = str(value).split() if name in table.lists else value
-    return found
+    return sections
 
 
 def _as_yaml(options: Mapping[str, object], head: list[str], _setup: Setup, table: Tool) -> str:
@@ -177,13 +177,15 @@ def export_scenario(scenario: Scenario, target: str, spelling: str = "") -> Expo
     return flags(scenario.setup(), target, batch=scenario.data.batch, length_tokens=length, spelling=spelling)
 
 
-def export_document(scenario: Scenario, found: Exported, written: str | None) -> Document:
+def export_document(scenario: Scenario, exported: Exported, written: str | None) -> Document:
     """What `hdpsim export` shows."""
-    options = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "title"}
+    options = {
+        field.name: getattr(exported, field.name) for field in fields(exported) if field.name != "title"
+    }
     said = (
-        f"wrote {written}: options of {found.title} for {scenario.name}"
+        f"wrote {written}: options of {exported.title} for {scenario.name}"
         if written
-        else found.text.rstrip("\n")
+        else exported.text.rstrip("\n")
     )
     payload = {**options, "scenario": scenario.name, "output": written}
     return Document(kind="export", payload=payload, blocks=(said,))

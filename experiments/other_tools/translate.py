@@ -112,13 +112,13 @@ def _check_together(given: Mapping[str, Option], tool: Tool, where: str) -> None
 
 
 def _read_number(number: Number, given: Mapping[str, Option], tool: Tool, read: Read, where: str) -> None:
-    found = [given[name] for name in number.names if name in given and given[name].value is not None]
-    values = [_number_of(option, number, tool, where) for option in found]
+    written = [given[name] for name in number.names if name in given and given[name].value is not None]
+    values = [_number_of(option, number, tool, where) for option in written]
     if any(value != values[0] for value in values):
-        names = " and ".join(f"{option.name} {_value_words(option.value)}" for option in found)
-        raise UserInputError(f"{_at(found[-1], tool, where)}: {names} contradict each other")
+        names = " and ".join(f"{option.name} {_value_words(option.value)}" for option in written)
+        raise UserInputError(f"{_at(written[-1], tool, where)}: {names} contradict each other")
     if values:
-        read.set(number.key, values[0], spelled(found[0].name, tool))
+        read.set(number.key, values[0], spelled(written[0].name, tool))
     elif (
         tool.complete
         and number.absent is not None
@@ -159,9 +159,9 @@ def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> Non
     """Model chunks of a stage, from their number or from the layers of one."""
     facts = read.facts
     pp, layers = read.whole_number("layout.pp"), facts.get("model.layers", base and base.layers)
-    found = dict[str, int]()
+    chunks_by_key = dict[str, int]()
     if "run.chunks" in facts:
-        found["run.chunks"] = read.whole_number("run.chunks")
+        chunks_by_key["run.chunks"] = read.whole_number("run.chunks")
     if "run.layers_per_chunk" in facts and isinstance(layers, int) and pp > 1:
         deal = pp * max(1, read.whole_number("run.layers_per_chunk"))
         units = next((layers + units for units in more if (layers + units) % deal == 0), None)
@@ -170,16 +170,16 @@ def _read_chunks(read: Read, base: Model | None, more: range, where: str) -> Non
                 f"{where}: {read.origins['run.layers_per_chunk']}: {layers} layers do not divide by pp x "
                 f"layers of a chunk = {deal}"
             )
-        found["run.layers_per_chunk"] = units // deal
+        chunks_by_key["run.layers_per_chunk"] = units // deal
     cut = facts.get("layout.pipeline_layout")
     if isinstance(cut, str) and is_cut(cut) and pp > 1 and len(stages_of(cut)) % pp == 0:
-        found["layout.pipeline_layout"] = len(stages_of(cut)) // pp
-    if len(set(found.values())) > 1:
-        names = " and ".join(read.origins[key] for key in found)
+        chunks_by_key["layout.pipeline_layout"] = len(stages_of(cut)) // pp
+    if len(set(chunks_by_key.values())) > 1:
+        names = " and ".join(read.origins[key] for key in chunks_by_key)
         raise UserInputError(
-            f"{where}: {names} contradict each other: {' and '.join(map(str, found.values()))} chunks"
+            f"{where}: {names} contradict each other: {' and '.join(map(str, chunks_by_key.values()))} chunks"
         )
-    for key, chunks in found.items():
+    for key, chunks in chunks_by_key.items():
         if chunks > 1 and pp > 1:
             read.set("layout.vpp", chunks, read.origins[key])
             read.set("layout.schedule", "interleaved", read.origins[key])
@@ -381,10 +381,10 @@ def _finite(text: str) -> float:
 
 def _window(text: str) -> int:
     """Tokens of a window that is written as how far it reaches to the left and to the right."""
-    found = re.fullmatch(r"[\[(]?(\d{1,9}),?\s*(?:0|-1)?[\])]?", text)
-    if found is None:
+    left_reach = re.fullmatch(r"[\[(]?(\d{1,9}),?\s*(?:0|-1)?[\])]?", text)
+    if left_reach is None:
         raise ValueError(f"expected a window such as 127,0, got {quoted(text)}")
-    return int(found[1]) + 1
+    return int(left_reach[1]) + 1
 
 
 def _dense_layers(text: str) -> list[int]:

@@ -11,5 +11,5 @@ from hdpsim.yaml_loader import load_yaml
 @cache
 def meanings(of: str, file: str = "meanings") -> dict[str, str]:
     """Name -> its meaning, of one of the lists."""
-    found: dict[str, str] = load_yaml(shipped(f"experiments/data/{file}.yaml"))[of]
-    return found
+    by_name: dict[str, str] = load_yaml(shipped(f"experiments/data/{file}.yaml"))[of]
+    return by_name

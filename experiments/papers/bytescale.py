@@ -43,8 +43,8 @@ ABLATION = {step: StrategyOptions(**options) for step, options in SETUP["ablatio
 """Steps of Figure 20, each on top of those before it."""
 
 
-def _prediction(cell: PublishedFigure, found: tuple[JobSteps, tuple[float, ...]]) -> FigureRow:
-    outcome, of_splits = found
+def _prediction(cell: PublishedFigure, simulated: tuple[JobSteps, tuple[float, ...]]) -> FigureRow:
+    outcome, of_splits = simulated
     if outcome.reason:
         keys = ("predicted", "lowest", "highest", "step_s", "mfu", "over_plan_ideal", "memory_bytes")
         return {**dict.fromkeys(keys), "reason": outcome.reason}
@@ -140,8 +140,8 @@ def speedups(results: Results) -> Part:
                 continue
             speed_up = ours[strategy] / ours["static"]
             paper = ratio(theirs.get(strategy), theirs.get("static"))
-            found = {"paper": paper, "predicted": speed_up, "error": error_of(paper, speed_up)}
-            rows.append({**dict(zip(PLACE, place, strict=True)), "strategy": strategy, **found})
+            figures = {"paper": paper, "predicted": speed_up, "error": error_of(paper, speed_up)}
+            rows.append({**dict(zip(PLACE, place, strict=True)), "strategy": strategy, **figures})
     summary = {
         strategy: error_summary(row["error"] for row in rows if row["strategy"] == strategy)
         for strategy in STRATEGIES[1:]

@@ -209,13 +209,13 @@ class StepsJob:
 
 def distribution_of(dataset: str, split: str = "") -> Distribution:
     """The lengths of a data set, its last buckets split as we assume or as *split* says, their sum unchanged."""
-    found = load_distribution(SETUP["datasets"][dataset])
+    published = load_distribution(SETUP["datasets"][dataset])
     if not split:
-        return found
+        return published
     parts = SETUP["splits"][dataset][split]
-    kept, cut = found.token_shares[: -len(parts)], found.token_shares[-len(parts) :]
+    kept, cut = published.token_shares[: -len(parts)], published.token_shares[-len(parts) :]
     shares = (*kept, *(sum(cut) * part / sum(parts) for part in parts))
-    return replace(found, name=f"{found.name}, {split}", token_shares=shares)
+    return replace(published, name=f"{published.name}, {split}", token_shares=shares)
 
 
 @lru_cache(maxsize=8)

@@ -263,8 +263,12 @@ def mttf(results: Results) -> Part:
     rows: list[FigureRow] = []
     for row in meta["rows"]:
         hours = job_mttf_s(row["gpus"] // meta["gpus_per_node"], rate) / HOUR_S
-        found = {"hours": hours, "paper_hours": row.get("hours"), "error": error_of(row.get("hours"), hours)}
-        rows.append({"gpus": row["gpus"], **found})
+        figures = {
+            "hours": hours,
+            "paper_hours": row.get("hours"),
+            "error": error_of(row.get("hours"), hours),
+        }
+        rows.append({"gpus": row["gpus"], **figures})
     return rows_part(FOLDER, "mttf", rows)
 
 

@@ -167,8 +167,8 @@ def reproduce(
         *notes,
     ]
     if residuals is not None:
-        found = residuals_of(paper, chosen, records, count)
-        lines += residual_lines(rewrite_residuals(residuals, found, (folder.name,)), residuals)
+        cell_residuals = residuals_of(paper, chosen, records, count)
+        lines += residual_lines(rewrite_residuals(residuals, cell_residuals, (folder.name,)), residuals)
     tables: Sequence[Table[Any]] = ()
     if with_cells:
         tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
@@ -252,35 +252,35 @@ def errors_line(summary: Mapping[str, Any]) -> str:
 
 def _reasons(folder: PaperFolder, records: Sequence[FigureRow]) -> list[str]:
     words = folder.setup["cells"]["words"]
-    found = [f"Cannot run: {words.format(**r)}: {r['reason']}" for r in records if r["reason"]]
-    return list(dict.fromkeys(found))
+    lines = [f"Cannot run: {words.format(**r)}: {r['reason']}" for r in records if r["reason"]]
+    return list(dict.fromkeys(lines))
 
 
 def residuals_of(
     paper: Paper, cells: Sequence[PublishedFigure], records: Sequence[FigureRow], batches: int
 ) -> list[Residual]:
     """One residual for every cell of a time or rate with an error. None counts as complete: papers leave much out."""
-    found = []
+    residuals = []
     for cell, record in zip(cells, records, strict=True):
         sign = _STEP_ERROR_SIGN.get(cell.unit)
         if record["error"] is None or sign is None:
             continue
         features, key = setup_features(*paper.step(cell, batches))
         error = sign * math.log1p(record["error"])
-        found.append(
+        residuals.append(
             Residual(features=features, key=key, source=paper.folder.name, complete=False, log_error=error)
         )
-    return found
+    return residuals
 
 
 def of_place(
     records: Sequence[FigureRow], place: Sequence[str], variant: str
 ) -> dict[tuple[Any, ...], dict[str, FigureRow]]:
     """Values of the *place* columns -> value of the *variant* column -> record."""
-    found: dict[tuple[Any, ...], dict[str, FigureRow]] = {}
+    by_place: dict[tuple[Any, ...], dict[str, FigureRow]] = {}
     for record in records:
-        found.setdefault(tuple(record[name] for name in place), {})[record[variant]] = record
-    return found
+        by_place.setdefault(tuple(record[name] for name in place), {})[record[variant]] = record
+    return by_place
 
 
 def ratio(value: float | None, base: float | None) -> float | None:

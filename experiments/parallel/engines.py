@@ -164,8 +164,8 @@ class DaskEngine(Engine):
         The question is text that the worker evaluates: a task whose module a worker does not have would end that
         worker, and with it other people's work.
         """
-        found = self._client.run(eval, _CODE_VERSION, on_error="return")
-        other = {worker: answer for worker, answer in found.items() if answer != code_version()}
+        answers = self._client.run(eval, _CODE_VERSION, on_error="return")
+        other = {worker: answer for worker, answer in answers.items() if answer != code_version()}
         if not other:
             return
         self._client.close()
@@ -176,7 +176,7 @@ class DaskEngine(Engine):
             else f"has {answer}"
         )
         raise UserInputError(
-            f"{len(other)} of the {len(found)} Dask workers do not have this hdpsim ({code_version()}): "
+            f"{len(other)} of the {len(answers)} Dask workers do not have this hdpsim ({code_version()}): "
             f"{worker} {has}; install the same version on all of them"
         )
 

@@ -122,10 +122,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 def _flag(value: object) -> bool:
     """A truth value, as 0 and 1 or as tables of pandas have it."""
-    found = {"0.0": False, "1.0": True, "false": False, "true": True}.get(str(value).lower())
-    if found is None:
+    truth = {"0.0": False, "1.0": True, "false": False, "true": True}.get(str(value).lower())
+    if truth is None:
         raise ValueError(f"expected 0 or 1, got {shown(value)}")
-    return found
+    return truth
 
 
 _PARSERS: Mapping[str, Callable[[object], Any]] = {
@@ -296,5 +296,5 @@ def _node(text: str) -> str | Node:
         return catalog.node(data).name
     described = catalog.node_entry(data, problems, "")
     if described is None or problems.found:
-        raise ValueError("; ".join(": ".join(filter(None, found)) for found in problems.found))
+        raise ValueError("; ".join(": ".join(filter(None, problem)) for problem in problems.found))
     return described

@@ -296,10 +296,10 @@ def _cluster(run: Run, gpus: int, assumptions: list[str]) -> Cluster:
     if gpus > domain:
         assumptions.append("non-blocking rail-optimised fabric")
     for switch, field in _OF_A_BOARD.items():
-        if (found := setting_of(run, switch)) is not None:
-            board: dict[str, Any] = {field: found.value}
+        if (setting := setting_of(run, switch)) is not None:
+            board: dict[str, Any] = {field: setting.value}
             node = replace(node, gpu=replace(node.gpu, **board))
-            assumptions += [found.words] if found.words else []
+            assumptions += [setting.words] if setting.words else []
     return catalog.cluster_of(node, gpus)
 
 

@@ -78,7 +78,7 @@ class StepPredictor:
             return self._step_of_own_run(step)
         document = benchmark.document(step)
         layers = step.whole_number("num_layers")
-        found = StepPrediction(
+        prediction = StepPrediction(
             strategy=benchmark.settings(step),
             machine=f"{document['model']} of {layers} layers on {document['cluster']['gpus']} GPUs",
         )
@@ -87,12 +87,12 @@ class StepPredictor:
             setup = calibrated(scenario.setup(), self._calibration)
             setup = replace(setup, model=replace(setup.model, layers=layers))
             pack, degree = benchmark.packs(step)
-            found = replace(found, assumptions=_assumed(scenario))
-            return _played_packs(found, setup, step, pack, degree)
+            prediction = replace(prediction, assumptions=_assumed(scenario))
+            return _played_packs(prediction, setup, step, pack, degree)
         except UserInputError:
             raise
         except HdpSimError as error:
-            return replace(found, reason=str(error))
+            return replace(prediction, reason=str(error))
 
     def _step_of_own_run(self, step: MeasuredStep) -> StepPrediction:
         """A step of a run of one's own: a scenario, changes of it, documents or packs."""
@@ -100,24 +100,29 @@ class StepPredictor:
         strategy = step.columns.get("strategy") or (PACKS if step.packed else None)
         setup = calibrated(scenario.setup(None if strategy == PACKS else strategy), self._calibration)
         setup = replace(setup, context_tokens=max(setup.context_tokens, *step.lengths))
-        found = StepPrediction(
+        prediction = StepPrediction(
             strategy=" ".join((str(strategy or setup.strategy.name), *changes)),
             machine=f"{setup.model.name} on {setup.cluster.gpus} GPUs of {setup.cluster.name}",
             assumptions=_assumed(scenario),
         )
         try:
             if strategy != PACKS:
-                found = _result(
-                    found, simulate_step(setup, step.lengths, mesh_degree=self._degree(setup, step.lengths))
+                prediction = _result(
+                    prediction,
+                    simulate_step(setup, step.lengths, mesh_degree=self._degree(setup, step.lengths)),
                 )
                 own = setup.strategy.is_own
-                return found if own else replace(found, band=setup_band(setup, np.asarray(step.lengths)))
+                return (
+                    prediction
+                    if own
+                    else replace(prediction, band=setup_band(setup, np.asarray(step.lengths)))
+                )
             if not step.packed:
                 raise UserInputError(f"{step.where}: strategy {PACKS} needs the documents as packs")
             pack = np.repeat(np.arange(len(step.packs)), [len(pack) for pack in step.packs])
-            return _played_packs(found, setup, step, pack, setup.layout.parallel.cp or 1)
+            return _played_packs(prediction, setup, step, pack, setup.layout.parallel.cp or 1)
         except InfeasibleError as error:
-            return replace(found, reason=str(error))
+            return replace(prediction, reason=str(error))
 
     def _degree(self, setup: Setup, lengths: Sequence[int]) -> int | None:
         """The degree of a static mesh that no layout states: the first step of a run decides, as in `simulate`."""
@@ -147,7 +152,7 @@ class StepPredictor:
 
 
 def _played_packs(
-    found: StepPrediction, setup: Setup, step: MeasuredStep, pack: Ints, degree: int
+    prediction: StepPrediction, setup: Setup, step: MeasuredStep, pack: Ints, degree: int
 ) -> StepPrediction:
     """The step with its documents in given packs, each on a group of *degree* ranks."""
     packs, groups = int(pack.max()) + 1, setup.ranks // degree
@@ -158,13 +163,13 @@ def _played_packs(
     plan = plan_given_packs(problem, pack, degree)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
-    return _result(found, simulate_plan(setup, plan, problem, report))
+    return _result(prediction, simulate_plan(setup, plan, problem, report))
 
 
-def _result(found: StepPrediction, result: StepResult) -> StepPrediction:
+def _result(prediction: StepPrediction, result: StepResult) -> StepPrediction:
     means_s = result.account_s.mean(axis=(1, 2))
     accounts = dict(zip(result.accounts, means_s.tolist(), strict=True))
-    return replace(found, step_s=result.step_s, account_s=accounts, notes=result.notes)
+    return replace(prediction, step_s=result.step_s, account_s=accounts, notes=result.notes)
 
 
 def _assumed(scenario: Scenario) -> tuple[str, ...]:

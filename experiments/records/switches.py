@@ -76,8 +76,8 @@ def switches_of(run: Run) -> Switches:
 
 def unknown_words(run: Run) -> tuple[Setting, ...]:
     """What names its stack and its recomputation and means nothing to the rules."""
-    found = (setting_of(run, switch) for switch in ("unknown_framework", "unknown_policy"))
-    return tuple(setting for setting in found if setting is not None)
+    settings = (setting_of(run, switch) for switch in ("unknown_framework", "unknown_policy"))
+    return tuple(setting for setting in settings if setting is not None)
 
 
 def _sequence_parallel(config: RunConfig) -> Setting:
@@ -147,8 +147,8 @@ def _of_the_catalog(config: RunConfig, switch: str) -> Setting | None:
 
 def _prediction_layers(config: RunConfig) -> Setting | None:
     """Layers of multi-token prediction, where the record has all layers of the catalog's model."""
-    found = _of_the_catalog(config, "mtp_layers")
-    if found is None or re.search(r"(?i)\b(?:no MTP|MTP off)\b", config.notes):
+    catalog_layers = _of_the_catalog(config, "mtp_layers")
+    if catalog_layers is None or re.search(r"(?i)\b(?:no MTP|MTP off)\b", config.notes):
         return None
     known = known_model(config)
-    return found if known is not None and known.layers == config.layers else None
+    return catalog_layers if known is not None and known.layers == config.layers else None

@@ -44,10 +44,10 @@ class LongSequences:
         cls, batches: Iterable[GlobalBatch], context_tokens: int, policy: LongSequencePolicy
     ) -> LongSequences:
         """What became of the sequences that *batches* were made of."""
-        found = cls(context_tokens=context_tokens, policy=policy, tokens=0, long_tokens=0, sequences=0)
+        counted = cls(context_tokens=context_tokens, policy=policy, tokens=0, long_tokens=0, sequences=0)
         for batch in batches:
-            found = found.with_batch(batch)
-        return found
+            counted = counted.with_batch(batch)
+        return counted
 
     def with_batch(self, batch: GlobalBatch) -> LongSequences:
         """This count with one more batch."""

@@ -130,12 +130,12 @@ def _entry(name: str, kind: type) -> Schema:
             needed.append(key)
     if kind is Cluster:
         properties["gpus"] = range_schema(RANGES["gpus"])
-    found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    described: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if name in _NAMED:
         properties["like"] = _one_of_names(catalog.names(name))  # type: ignore[arg-type]
     if name in ("model", "cluster"):  # parts of a cluster like another may say only what differs
-        found["anyOf"] = [{"required": ["like"]}, {"required": needed}]
-    return found
+        described["anyOf"] = [{"required": ["like"]}, {"required": needed}]
+    return described
 
 
 def _fields_of(kind: type) -> Iterator[tuple[str, str, Schema]]:

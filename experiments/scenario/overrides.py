@@ -124,8 +124,8 @@ def split_group(text: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _scalar(text: str) -> object:
     """What YAML reads in it; a sweep or search sets the same few values again and again."""
-    found: object = load_yaml(text)
-    return found
+    value: object = load_yaml(text)
+    return value
 
 
 def apply_overrides(document: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:

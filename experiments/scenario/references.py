@@ -75,8 +75,8 @@ class References:
         self._failures(values.get("campaign.failures"))
         if self._problems.found or model is None or cluster is None:
             return None
-        found = [one for one in fitted if one is not None]
-        if len(found) < len(kinds):
+        fitting = [one for one in fitted if one is not None]
+        if len(fitting) < len(kinds):
             return None
         node = part.get("node") if isinstance(part := values.get("cluster"), Mapping) else None
         if isinstance(node, Mapping) and "gpus" in node and "nics" not in node:
@@ -87,15 +87,15 @@ class References:
             )
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
-        for kind, one in zip(cluster.kinds, found, strict=True):
+        for kind, one in zip(cluster.kinds, fitting, strict=True):
             doubt = one.why_not_of(kind.gpu)
             if doubt:
                 self._notes.append(doubt)
         return Found(
             model=model,
             cluster=cluster,
-            calibration=found[0],
-            kind_calibrations=tuple(found) if len(found) > 1 else (),
+            calibration=fitting[0],
+            kind_calibrations=tuple(fitting) if len(fitting) > 1 else (),
             prices=prices,
             trace=trace,
             column=column,
@@ -211,8 +211,8 @@ class References:
 
         if not isinstance(value, str):
             return None
-        found = self._looked_up("data.distribution", value, load_distribution, load_distribution)
-        return None if found is None else str(self._path(value, _YAML) or value)
+        distribution = self._looked_up("data.distribution", value, load_distribution, load_distribution)
+        return None if distribution is None else str(self._path(value, _YAML) or value)
 
     def _failures(self, value: object) -> None:
         """Note where the file of a failure profile lies; it is read when a campaign needs it."""

@@ -164,14 +164,14 @@ def _release_notes(
 ) -> tuple[str, ...]:
     """Where no release is said: the one of its year that decides most otherwise, and what."""
     chosen = {setting.switch: setting.value for setting in settings}
-    found = ("", frozenset[str]())
+    most_different = ("", frozenset[str]())
     for release, decided in others.items():
         of_release = {setting.switch: setting.value for setting in decided}
         switched = frozenset(
             name for name in chosen.keys() | of_release.keys() if chosen.get(name) != of_release.get(name)
         )
-        found = max(found, (release, switched), key=lambda each: len(each[1]))
-    release, switched = found
+        most_different = max(most_different, (release, switched), key=lambda each: len(each[1]))
+    release, switched = most_different
     if not switched:
         return ()
     said = f"{software.name} {release}"
@@ -184,15 +184,15 @@ def _release_notes(
 def _settings_of(run: Run, written: frozenset[str]) -> tuple[Setting, ...]:
     """What the stack sets of a scenario's layout, model and memory, without the switches that are *written* there."""
     left_alone = written | _NOT_OF_A_SCENARIO
-    found = [
+    settings = [
         setting
         for setting in fields_set(run, Layout, Model, MemoryOverheads)
         if setting.switch not in left_alone
     ]
     gathered = setting_of(run, "stays_gathered")
     if gathered is not None:
-        found.append(replace(gathered, switch="sharding", value="zero1"))
-    return tuple(found)
+        settings.append(replace(gathered, switch="sharding", value="zero1"))
+    return tuple(settings)
 
 
 def _keys_written(document: Mapping[str, object]) -> frozenset[str]:

@@ -64,29 +64,29 @@ def read_software(text: str) -> Software:
     """
     folded = re.sub("[ _]", "-", text.strip().lower())
     known_name = max((name for name in software_names() if folded.startswith(name)), key=len, default="")
-    found = _TEXT.fullmatch(known_name + text.strip()[len(known_name) :])
+    parts = _TEXT.fullmatch(known_name + text.strip()[len(known_name) :])
     known = ", ".join(software_names())
-    if found is None:
+    if parts is None:
         raise ValueError(
             f"expected a stack and its release, such as megatron-core 0.13, got {text!r}; known: {known}"
         )
-    name = found["name"].lower()
+    name = parts["name"].lower()
     stack = next((stack for stack in stacks() if name in stack.frameworks), None)
     if stack is None:
         raise ValueError(f"unknown software {name!r}{did_you_mean(name, software_names())}; known: {known}")
-    release = found["release"] or max(stack.releases, key=release_number)
+    release = parts["release"] or max(stack.releases, key=release_number)
     of_a_year = _is_year(stack, release)
     if of_a_year and int(release) < min(year for one in stacks() for year in one.releases.values()):
         years = ", ".join(f"{other} ({year})" for other, year in stack.releases.items())
         raise ValueError(f"{name} had no release by {release}; known are {years}")
     counting = release_of_year(stack, int(release)) if of_a_year else _known_release(stack, name, release)
-    written, words = stack.frameworks[name], found["more"] or ""
+    written, words = stack.frameworks[name], parts["more"] or ""
     alone = written.split()[0]
     if of_a_year and alone.lower() == name:
         framework = alone  # rules take the usual release of its year, as they do of a record
     else:
         framework = written.format(release=counting if of_a_year else release)
-    said = found["release"] is not None and not of_a_year
+    said = parts["release"] is not None and not of_a_year
     alike = sorted(other for other, year in stack.releases.items() if year == stack.releases[counting])
     return Software(
         name=name,

@@ -150,13 +150,13 @@ def _framework(run: Run) -> str:
 def _as_rules_write(framework: str) -> str:
     """The text with the names of stacks in the spelling of the catalog: "megatron core" is Megatron-Core."""
     pattern, spellings = _spellings()
-    return pattern.sub(lambda found: spellings[re.sub("[ _]", "-", found[0].lower())], framework)
+    return pattern.sub(lambda named: spellings[re.sub("[ _]", "-", named[0].lower())], framework)
 
 
 def name_of_stack(framework: str) -> str:
     """What a framework begins with: its first word, or the words that are a stack of the catalog (NeMo AutoModel)."""
-    found = re.match(rf"(?:{_spellings()[0].pattern})?\S*", framework.strip(), re.IGNORECASE)
-    return found[0] if found else ""
+    beginning = re.match(rf"(?:{_spellings()[0].pattern})?\S*", framework.strip(), re.IGNORECASE)
+    return beginning[0] if beginning else ""
 
 
 @cache
@@ -173,11 +173,11 @@ def _spellings() -> tuple[re.Pattern[str], Mapping[str, str]]:
 
 @cache
 def _by_switch() -> dict[str, tuple[Rule, ...]]:
-    found: dict[str, list[Rule]] = {}
+    by_switch: dict[str, list[Rule]] = {}
     for stack in stacks():
         for rule in stack.rules:
-            found.setdefault(rule.switch, []).append(rule)
-    return {switch: tuple(rules) for switch, rules in found.items()}
+            by_switch.setdefault(rule.switch, []).append(rule)
+    return {switch: tuple(rules) for switch, rules in by_switch.items()}
 
 
 def left_out(names: Iterable[str]) -> frozenset[str]:
@@ -205,8 +205,8 @@ def fields_set(run: Run, *owners: type) -> tuple[Setting, ...]:
     """What the rules set of Layout, or of the fields of some dataclasses."""
     known = {name for owner in owners for name in settable(owner)}
     asked = dict.fromkeys((*switches(), *dict(run.config.switches)))
-    found = (setting_of(run, switch) for switch in asked if switch in known)
-    return tuple(setting for setting in found if setting is not None)
+    settings = (setting_of(run, switch) for switch in asked if switch in known)
+    return tuple(setting for setting in settings if setting is not None)
 
 
 def overheads_of(run: Run) -> MemoryOverheads:
@@ -230,19 +230,19 @@ def setting_of(run: Run, switch: str) -> Setting | None:
     if switch not in run.settings:
         run.settings[switch] = None  # a switch that depends on itself is not set
         run.settings[switch] = _first_setting(run, switch)
-    found = run.settings[switch]
-    assert found is None or isinstance(found, Setting)
-    return found
+    setting = run.settings[switch]
+    assert setting is None or isinstance(setting, Setting)
+    return setting
 
 
 def _first_setting(run: Run, switch: str) -> Setting | None:
     stated = dict(run.config.switches)
     if switch in stated:
         return Setting(switch=switch, value=stated[switch])
-    found = _deciding(run, switch)
-    if found is None:
+    decision = _deciding(run, switch)
+    if decision is None:
         return None
-    rule, value, caught = found
+    rule, value, caught = decision
     if value == "default":
         return None
     words = rule.words.replace("$1", caught[0]) if caught else rule.words
@@ -267,8 +267,8 @@ def _deciding(run: Run, switch: str) -> tuple[Rule, object, Captured] | None:
 
 def deciding_rules(run: Run) -> tuple[Rule, ...]:
     """Every rule that decides a switch of the run, those that leave it at its default too."""
-    found = (_deciding(run, switch) for switch in switches())
-    return tuple(decision[0] for decision in found if decision is not None)
+    decisions = (_deciding(run, switch) for switch in switches())
+    return tuple(decision[0] for decision in decisions if decision is not None)
 
 
 def _value(run: Run, value: object, caught: Captured) -> object:
@@ -349,10 +349,10 @@ class _Conditions:
         def test(run: Run) -> Captured | None:
             caught: Captured = ()
             for part in parts:
-                found = part(run)
-                if found is None:
+                part_caught = part(run)
+                if part_caught is None:
                     return None
-                caught += found
+                caught += part_caught
             return caught
 
         return test
@@ -401,8 +401,8 @@ def _matches(text_of: Callable[[Run], str], pattern: str) -> Test:
     compiled = re.compile(pattern)
 
     def test(run: Run) -> Captured | None:
-        found = compiled.search(text_of(run))
-        return None if found is None else tuple(group for group in found.groups() if group is not None)
+        match = compiled.search(text_of(run))
+        return None if match is None else tuple(group for group in match.groups() if group is not None)
 
     return test
 
@@ -410,10 +410,10 @@ def _matches(text_of: Callable[[Run], str], pattern: str) -> Test:
 def _number(column: str, text: str, where: str) -> Test:
     if text in ("known", "unknown"):
         return _plain(lambda run: (run.number(column) is not None) == (text == "known"))
-    found = _COMPARISON.fullmatch(text)
-    if found is None:
+    comparison = _COMPARISON.fullmatch(text)
+    if comparison is None:
         raise CatalogError(f"{where}: {column}: {text!r} is no comparison such as '>1'")
-    compare, bound = _COMPARE[found[1]], float(found[2])
+    compare, bound = _COMPARE[comparison[1]], float(comparison[2])
 
     def test(run: Run) -> bool:
         number = run.number(column)
@@ -428,17 +428,17 @@ def _word(column: str, allowed: tuple[object, ...]) -> Test:
 
 
 def _release(text: str, where_found: str, where: str) -> Test:
-    found = _RELEASE.fullmatch(text)
-    if found is None:
+    comparison = _RELEASE.fullmatch(text)
+    if comparison is None:
         raise CatalogError(f"{where}: {text!r} is no release such as 'MLPerf >= 5.1'")
-    named = re.compile(rf"\b{re.escape(found[1])} ?v?(\d+(?:\.\d+)+)")
-    compare, bound = _COMPARE[found[2]], release_number(found[3])
+    named = re.compile(rf"\b{re.escape(comparison[1])} ?v?(\d+(?:\.\d+)+)")
+    compare, bound = _COMPARE[comparison[2]], release_number(comparison[3])
 
     def test(run: Run) -> bool:
         stated = named.search(_TEXTS[where_found](run))
         release = stated[1] if stated else None
         if release is None and where_found == "framework":
-            release = usual_release(run, found[1])
+            release = usual_release(run, comparison[1])
         return release is not None and compare(release_number(release)[: len(bound)], bound)
 
     return _plain(test)
@@ -472,8 +472,8 @@ def release_number(text: str) -> tuple[int, ...]:
 
 def _switch(switch: str, wanted: object) -> Test:
     def test(run: Run) -> bool:
-        found = setting_of(run, switch)
-        return found is not None and (wanted == "set" or found.value == wanted)
+        setting = setting_of(run, switch)
+        return setting is not None and (wanted == "set" or setting.value == wanted)
 
     return _plain(test)
 

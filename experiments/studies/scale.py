@@ -81,10 +81,10 @@ class Scaling:
 
     def series(self, figure: Callable[[Point], T | None]) -> dict[str, list[T | None]]:
         """A figure of every strategy and point; None where it cannot run."""
-        found: dict[str, list[T | None]] = {}
+        figures: dict[str, list[T | None]] = {}
         for point in self.points:
-            found.setdefault(point.strategy, []).append(figure(point) if point.feasible else None)
-        return found
+            figures.setdefault(point.strategy, []).append(figure(point) if point.feasible else None)
+        return figures
 
     @property
     def rates(self) -> list[Estimate]:
@@ -129,8 +129,8 @@ def scale(
     """
     counts = tuple(sorted(set(gpus)))
     sets = [(f"{count}", _changes(scenario, count, weak)) for count in counts]
-    found = run_variants(scenario, sets, strategies=strategies, batches=batches, report=report)
-    ran = dict(zip(strategies, found, strict=True))
+    by_strategy = run_variants(scenario, sets, strategies=strategies, batches=batches, report=report)
+    ran = dict(zip(strategies, by_strategy, strict=True))
     if not any(variant.feasible for variants in ran.values() for variant in variants):
         reasons = [
             f"  {variant.label} GPUs: {one_line(variant.outcome.reason)}" for variant in ran[strategies[0]]
@@ -275,11 +275,11 @@ def _static_lines(scaling: Scaling) -> list[str]:
     if not scaling.baseline:
         return list(mesh_lines(point.outcome.mesh.packing for point in scaling.points if point.outcome.mesh))
     best = {point.gpus: point.best for point in scaling.points}
-    found = [f"  {gpus:,} GPUs: {best_words(mesh)}" for gpus, mesh in best.items() if mesh is not None]
-    if not found:
+    lines = [f"  {gpus:,} GPUs: {best_words(mesh)}" for gpus, mesh in best.items() if mesh is not None]
+    if not lines:
         return []
     return [
         "over best static: relative to the fastest static mesh of as many GPUs (packers and "
         "context-parallel degrees as `hdpsim compare` tries them):",
-        *found,
+        *lines,
     ]

@@ -179,9 +179,11 @@ def flop_rates(outcome: Outcome) -> dict[str, float]:
 def notes_of(outcome: Outcome, *, hidden: bool = True) -> tuple[str, ...]:
     """The notes of all batches, each once; what changes nothing does so in all of them."""
     of_batches = [result.notes for result in outcome.results]
-    notes = dict.fromkeys(note for found in of_batches for note in found)
+    notes = dict.fromkeys(note for batch_notes in of_batches for note in batch_notes)
     everywhere = (
-        note for note in notes if CHANGES_NOTHING not in note or all(note in found for found in of_batches)
+        note
+        for note in notes
+        if CHANGES_NOTHING not in note or all(note in batch_notes for batch_notes in of_batches)
     )
     return (*everywhere, *(outcome.hidden_notes if hidden else ()))
 
@@ -237,10 +239,10 @@ def averaging(batches: int, independent: bool = True) -> str:
 
 def by_line(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Every line once, with the names of those of whom it is said."""
-    found: dict[str, list[str]] = {}
+    names_by_line: dict[str, list[str]] = {}
     for line, name in said:
-        found.setdefault(line, []).append(name)
-    return found
+        names_by_line.setdefault(line, []).append(name)
+    return names_by_line
 
 
 def band_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:

@@ -186,8 +186,8 @@ class _Reader:
         }
         lengths = {key: len(values) for key, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-            self._problems.add(where, f"keys that move together need equally many values; {found}")
+            counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+            self._problems.add(where, f"keys that move together need equally many values; {counts}")
         else:
             yield from self._axis(list(zip(*columns.values(), strict=True)), where)
 

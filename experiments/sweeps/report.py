@@ -64,8 +64,8 @@ def _fastest(run: SweepRun) -> dict[str, CellResult]:
     for result in run.results:
         if result.result is None:
             continue
-        found = best.setdefault(_peers(result), result)
-        if _rate(result) > _rate(found):
+        fastest = best.setdefault(_peers(result), result)
+        if _rate(result) > _rate(fastest):
             best[_peers(result)] = result
     return best
 
@@ -79,8 +79,8 @@ def _of_fastest(result: CellResult, fastest: Mapping[str, CellResult]) -> Estima
         return None
     best = fastest[_peers(result)].result or {}
     (tokens, seconds), (its_tokens, its_seconds) = (
-        [[batch[key] for batch in found["batches"]] for key in ("tokens", "step_s")]
-        for found in (result.result, best)
+        [[batch[key] for batch in simulated["batches"]] for key in ("tokens", "step_s")]
+        for simulated in (result.result, best)
     )
     repeated = result.result["data"]["repeated"]
     return ratio_of_sums((tokens, its_seconds), (seconds, its_tokens), independent=not repeated)
@@ -111,14 +111,14 @@ def _row(run: SweepRun, result: CellResult) -> Row:
     """A cell with every column; what is unknown is None."""
     row: Row = {"cell": result.cell.index, **_keys(run.sweep.keys, result)}
     row |= {"status": result.status, "reason": one_line(result.reason)}
-    found, scenario = result.result or {}, result.cell.scenario
-    found = {**found, "first": found["batches"][0] if found else None}
+    simulated, scenario = result.result or {}, result.cell.scenario
+    simulated = {**simulated, "first": simulated["batches"][0] if simulated else None}
     fixed: Row = {
         "gpus": scenario and scenario.cluster.gpus,
         "context_tokens": scenario and scenario.data.context_tokens,
         "strategy": scenario and scenario.strategy.name,
         "batches": scenario and scenario.batch_count,
-        **{name: _below(found, path) for name, path in _FIGURES.items()},
+        **{name: _below(simulated, path) for name, path in _FIGURES.items()},
     }
     return row | {name: value for name, value in fixed.items() if name not in row}
 
@@ -179,9 +179,9 @@ def sweep_document(run: SweepRun, store: str) -> Document:
 def _band(run: SweepRun) -> str:
     """One band for all cells together."""
     ends = [
-        [found["fidelity"][f"step_s_{end}"] / found["step_s"]["mean"] for end in ("p10", "p90")]
+        [simulated["fidelity"][f"step_s_{end}"] / simulated["step_s"]["mean"] for end in ("p10", "p90")]
         for result in run.results
-        if (found := result.result) is not None and found["fidelity"]
+        if (simulated := result.result) is not None and simulated["fidelity"]
     ]
     return band_words(min(low for low, _ in ends), max(high for _, high in ends)) if ends else ""
 

@@ -114,9 +114,9 @@ def run_sweep(
     by_key, waiting = _look_up(cells, store)
     if waiting:  # a complete store may be read-only
         store.prepare()
-    found = len(by_key)
-    total = found + len(waiting)
-    report(found, total)
+    stored = len(by_key)
+    total = stored + len(waiting)
+    report(stored, total)
     interrupted = False
     try:
         if waiting:
@@ -142,8 +142,8 @@ def run_sweep(
             else CellResult(cell=cell, **by_key.get(cell.key, nothing))
             for cell in cells
         ),
-        found=found,
-        computed=len(by_key) - found,
+        found=stored,
+        computed=len(by_key) - stored,
         repaired=store.damaged,
         interrupted=interrupted,
     )
@@ -251,6 +251,6 @@ def _entries(
     if finished.killed:
         yield bundle[0].key, {"status": "failed", "reason": finished.killed, "result": None}
         return
-    for cell, found in zip(bundle, finished.value, strict=True):
-        bundles.took(found["wall_s"])
-        yield cell.key, {name: found[name] for name in ("status", "reason", "result")}
+    for cell, answer in zip(bundle, finished.value, strict=True):
+        bundles.took(answer["wall_s"])
+        yield cell.key, {name: answer[name] for name in ("status", "reason", "result")}

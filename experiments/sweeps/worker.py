@@ -59,23 +59,23 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
         wall_s: how long that took here; all else is the same everywhere.
     """
     began = time.perf_counter()
-    found: dict[str, Any] = {"status": "ok", "reason": "", "result": None}
+    entry: dict[str, Any] = {"status": "ok", "reason": "", "result": None}
     try:
         drawn = _drawn(scenario)
         outcome = run_batches(scenario, drawn.lengths, independent=not drawn.use.repeated)
     except (OwnPlanError, StrategyError) as error:
         status = "bad plan" if isinstance(error, OwnPlanError) else "bad strategy"
-        found |= {"status": status, "reason": str(error)}
+        entry |= {"status": status, "reason": str(error)}
     except HdpSimError as error:
-        found |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
+        entry |= {"status": "infeasible" if error.exit_code == 3 else "invalid", "reason": str(error)}
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno} of {where.filename})"
-        found |= {"status": "failed", "reason": text}
+        entry |= {"status": "failed", "reason": text}
     else:
         if outcome.results:
             memory_bytes = outcome.results[0].memory.total_bytes
-            found["result"] = plain(
+            entry["result"] = plain(
                 {
                     **outcome_json(outcome, scenario.costs, hidden=False),
                     "memory_bytes": memory_bytes,
@@ -83,9 +83,9 @@ def simulate_cell(scenario: Scenario) -> dict[str, Any]:
                 }
             )
         else:
-            found |= {"status": "infeasible", "reason": outcome.reason}
-    found["wall_s"] = time.perf_counter() - began
-    return found
+            entry |= {"status": "infeasible", "reason": outcome.reason}
+    entry["wall_s"] = time.perf_counter() - began
+    return entry
 
 
 def _drawn(scenario: Scenario) -> Drawn:

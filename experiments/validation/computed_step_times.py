@@ -39,14 +39,14 @@ def computed(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
             (name, str(cell)) for name, cell in rows[place].items() if name not in left_out
         ),
     )
-    found = [False] * len(rows)
+    is_computed = [False] * len(rows)
     for members in alike.values():
         batches = np.array([float(rows[index]["global_batch_seqs"]) for index in members])
         steps_s = np.array([float(rows[index]["measured_step_s"]) for index in members])
         if len(np.unique(batches)) >= LEAST_BATCHES and _straight(batches, steps_s):
             for index in members:
-                found[index] = True
-    return found
+                is_computed[index] = True
+    return is_computed
 
 
 def _straight(batches: np.ndarray[Any, Any], steps_s: np.ndarray[Any, Any]) -> bool:

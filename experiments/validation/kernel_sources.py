@@ -87,10 +87,10 @@ def _instrument(*cells: str) -> Instrument:
     texts["text"] = f"{texts['source']} {texts['notes']}"
     facts: dict[str, Any] = {}
     for where, said in _entries():
-        found = [pattern.search(texts[column]) for column, pattern in where.items()]
-        if not all(found):
+        matches = [pattern.search(texts[column]) for column, pattern in where.items()]
+        if not all(matches):
             continue
-        names = {name: text for match in found if match for name, text in match.groupdict().items()}
+        names = {name: text for match in matches if match for name, text in match.groupdict().items()}
         for name, value in said.items():
             facts.setdefault(name, value.format(**names) if isinstance(value, str) else value)
     return Instrument(**facts)

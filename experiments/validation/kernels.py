@@ -189,9 +189,11 @@ def group_errors(rows: Sequence[KernelRow], *keys: str) -> list[dict[str, Any]]:
     """Count, median absolute error, median error and 90th percentile by *keys* (fields of a row)."""
     judged = (row for row in rows if row.error is not None and math.isfinite(row.error))
     groups = grouped(judged, lambda row: tuple(getattr(row, key) for key in keys))
-    found = []
+    rows_of_groups = []
     for group, members in sorted(groups.items()):
         summary = signed_summary(row.error for row in members)
         figures = ("count", "median_abs_error", "median_error", "p90_abs_error")
-        found.append({**dict(zip(keys, group, strict=True)), **{name: summary[name] for name in figures}})
-    return found
+        rows_of_groups.append(
+            {**dict(zip(keys, group, strict=True)), **{name: summary[name] for name in figures}}
+        )
+    return rows_of_groups

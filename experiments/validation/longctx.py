@@ -50,17 +50,17 @@ def run(
     rows = read_long_rows(path)
     own = None if calibration is None else load_calibration(calibration)
     predictor = LongPredictor(lengths or {}, own)
-    found = [_record(row, predictor.predict(row)) for row in reported(rows, report, len(rows))]
-    reasons = Counter(record["reason"] for record in found if record["reason"]).most_common()
-    if all(record["predicted"] is None for record in found):
+    records = [_record(row, predictor.predict(row)) for row in reported(rows, report, len(rows))]
+    reasons = Counter(record["reason"] for record in records if record["reason"]).most_common()
+    if all(record["predicted"] is None for record in records):
         why = "\n".join(f"  {count} x {reason}" for reason, count in reasons[:_SHOWN_REASONS])
         raise InfeasibleError(f"{path}: none of {len(rows)} rows can be predicted:\n{why}")
-    groups = _groups(found)
-    ratios = {**_ratio_errors(found), "by_source": _ratios_by_source(found)}
-    memory = memory_summary(found)
+    groups = _groups(records)
+    ratios = {**_ratio_errors(records), "by_source": _ratios_by_source(records)}
+    memory = memory_summary(records)
     summary = {
-        **error_summary(record["error"] for record in found),
-        "unpredicted": sum(record["predicted"] is None for record in found),
+        **error_summary(record["error"] for record in records),
+        "unpredicted": sum(record["predicted"] is None for record in records),
         "unpredicted_reasons": dict(reasons),
         "memory": memory,
         "ratios": ratios,
@@ -71,14 +71,14 @@ def run(
         Table(title="Errors by system, in % of the measurement", columns=_GROUP, rows=groups),
         Table(title=of_ratios, columns=_RATIO, rows=ratios["by_source"]),
     ]
-    if fits := _fits(found):
+    if fits := _fits(records):
         tables.append(Table(title="Out of memory or not", columns=_FITS, rows=fits))
     return Document(
         kind="validate-longctx",
         payload={
             "file": Path(path).name,
             "calibration": own and own.name,
-            "records": found,
+            "records": records,
             "summary": summary,
             "groups": groups,
         },
@@ -86,7 +86,7 @@ def run(
         notes=(*lines, *(f"not predicted, {n} x: {reason}" for reason, n in reasons[:_SHOWN_REASONS])),
         title="Predictions against tables of long-context training",
         readme=lines,
-        files=files_of("validate-longctx", {"rows.csv": lambda: found}),
+        files=files_of("validate-longctx", {"rows.csv": lambda: records}),
     )
 
 
@@ -138,8 +138,8 @@ def _groups(rows: Sequence[Row]) -> list[Row]:
 
 def _ratios_by_source(rows: Sequence[Row]) -> list[Row]:
     by_source = grouped((row for row in rows if row["group"]), lambda row: str(row["group"]))
-    found = [{"source_name": name, **_ratio_errors(members)} for name, members in by_source.items()]
-    return [row for row in found if row["pairs"]]
+    by_source_rows = [{"source_name": name, **_ratio_errors(members)} for name, members in by_source.items()]
+    return [row for row in by_source_rows if row["pairs"]]
 
 
 def _ratio_errors(rows: Sequence[Row]) -> Row:

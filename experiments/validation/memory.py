@@ -17,15 +17,15 @@ MEMORY_QUANTITY = "peak_mem_gb"
 
 def memory_columns(record: Record, prediction: Prediction) -> dict[str, Any]:
     """What a record's row says about memory."""
-    found = prediction.memory
+    memory = prediction.memory
     return {
         "predicted_peak_mem_gb": prediction.peak_mem_gb,
         "peak_mem_error": error_of(record.measured.peak_mem_gb, prediction.peak_mem_gb),
         "ran": record.measured.ran,
-        "predicted_fits": found and found.fits,
-        "gpu_memory_gb": found and found.fullest.capacity_bytes / GIGABYTE,
-        "memory_gauge": found and found.gauge,
-        "memory_parts_gb": dict(found.parts_gb) if found else {},
+        "predicted_fits": memory and memory.fits,
+        "gpu_memory_gb": memory and memory.fullest.capacity_bytes / GIGABYTE,
+        "memory_gauge": memory and memory.gauge,
+        "memory_parts_gb": dict(memory.parts_gb) if memory else {},
     }
 
 
@@ -62,11 +62,11 @@ FITS: tuple[Column[Mapping[str, Any]], ...] = (
 def fit_rows(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What ran and what did not, against the prediction: by group, and all."""
     groups = grouped(payload["records"], lambda row: " ".join(row["group"]))
-    found = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
-    found["all"] = payload["summary"]["memory"]
+    summaries = {name: memory_summary(rows) for name, rows in sorted(groups.items())}
+    summaries["all"] = payload["summary"]["memory"]
     return [
         {"group": name, **summary}
-        for name, summary in found.items()
+        for name, summary in summaries.items()
         if any(summary[column.name] for column in FITS[1:])
     ]
 

@@ -27,11 +27,11 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     judged = (row for row in rows if all(row.get(rate) is not None for rate in rates))
     alike = grouped(judged, lambda row: tuple(map(row.get, _ALIKE)))
     ranks = (spearman([(row[rates[0]], row[rates[1]]) for row in members]) for members in alike.values())
-    found = [correlation for correlation in ranks if correlation is not None]
+    correlations = [correlation for correlation in ranks if correlation is not None]
     return {
-        "groups": len(found),
-        "median": median(found),
-        "min": min(found, default=None),
+        "groups": len(correlations),
+        "median": median(correlations),
+        "min": min(correlations, default=None),
     }
 
 
@@ -48,16 +48,16 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """Ranks from 1; equals share the mean of theirs."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    return found
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """Rows by what *key* says of them, in the order in which keys appear."""
-    found: dict[Key, list[Row]] = defaultdict(list)
+    groups: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
-        found[key(row)].append(row)
-    return dict(found)
+        groups[key(row)].append(row)
+    return dict(groups)
 
 
 def median(values: Iterable[float]) -> float | None:

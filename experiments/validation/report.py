@@ -132,10 +132,10 @@ def summary_lines(payload: Row) -> tuple[str, ...]:
     lines += computed_lines(payload["records"])
     lines += _order_sentences("order of layouts", summary["rank_correlation"])
     if len(summary["by_doubt"]) > 1:
-        for mark, found in summary["by_doubt"].items():
+        for mark, of_mark in summary["by_doubt"].items():
             what = "records that nobody doubts" if mark == SOUND else f"records marked {mark}"
-            lines.append(_sentence(what, found))
-            lines += _order_sentences(f"order of layouts, {what}", found["rank_correlation"])
+            lines.append(_sentence(what, of_mark))
+            lines += _order_sentences(f"order of layouts, {what}", of_mark["rank_correlation"])
     return (*lines, *memory_lines(summary["memory"]))
 
 
@@ -162,7 +162,7 @@ def files(payload: Row) -> tuple[OutputFile, ...]:
     """The files of a run directory: records, groups, and a figure of every quantity that was measured."""
     rows = payload["records"]
     tables = {"records.csv": lambda: flat_rows(rows), "groups.csv": lambda: flat_rows(payload["groups"])}
-    found = list(files_of("validate", tables))
+    all_files = list(files_of("validate", tables))
     for quantity, title in (
         ("step_s", "step time (s)"),
         ("tokens_per_s_per_gpu", "throughput (tokens/s per GPU)"),
@@ -171,14 +171,14 @@ def files(payload: Row) -> tuple[OutputFile, ...]:
     ):
         points = _points(rows, quantity)
         if points:
-            found.append(
+            all_files.append(
                 OutputFile(
                     f"measured_against_predicted_{quantity}",
                     partial(plots.plot_paper_against_prediction, points, quantity=title),
                     f"Every record judged by its {title}: prediction over measurement.",
                 )
             )
-    return tuple(found)
+    return tuple(all_files)
 
 
 def _points(rows: Sequence[Row], quantity: str) -> dict[str, tuple[list[float], list[float]]]:

@@ -90,8 +90,8 @@ def run(
             f"{asked} && hdpsim explain run.yaml",
         )
     if residuals is not None:
-        found = [row for seen in VIEWS for row in residuals_seen_as(seen, records, own, without)]
-        written = rewrite_residuals(residuals, found)
+        view_residuals = [row for seen in VIEWS for row in residuals_seen_as(seen, records, own, without)]
+        written = rewrite_residuals(residuals, view_residuals)
         lines = (*lines, *residual_lines(written, residuals))
     return Document(
         kind=payload["kind"],
@@ -106,10 +106,10 @@ def run(
 
 def _unknown_words(records: Sequence[Record]) -> tuple[str, ...]:
     """What records call their stacks and policies and no rule knows, each once, with the first record that does."""
-    found = [
+    words_and_records = [
         (setting.words, record.name) for record in records for setting in unknown_words(Run(record.config))
     ]
-    first = dict(reversed(found))
+    first = dict(reversed(words_and_records))
     return tuple(f"{name}: {words}" for words, name in reversed(first.items()))
 
 
@@ -132,13 +132,13 @@ def _predictions(
 ) -> list[Prediction]:
     """The predictions of records, which no measurement comes near, in the conventions of their sources."""
     of_families = rules_of_families(records) if view == "unseen" else {}
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for record in reported(records, report, len(records)):
         left_out = without | of_families.get(record.config.family, frozenset())
         config = plain(record.config) if view == "plain" else record.config
         prediction = predict(config, memory_only=memory, calibration=own, without=left_out)
-        found.append(replace(prediction, convention=convention_of(record.config)))
-    return found
+        predictions.append(replace(prediction, convention=convention_of(record.config)))
+    return predictions
 
 
 def _rows(
@@ -244,13 +244,13 @@ def residuals_seen_as(
     """Residuals of judged runs that nobody doubts, predicted from what a view sees of them."""
     predictions = _predictions(records, view, False, own, without, silent)
     rows = _rows(records, predictions, False, view)
-    found = []
+    residuals = []
     for row, record, prediction in zip(rows, records, predictions, strict=True):
         features = prediction.features
         if features is None or row["error"] is None or record.suspect or row["computed"]:
             continue
         sign = 1.0 if row["quantity"] == "step_s" else -1.0
-        found.append(
+        residuals.append(
             Residual(
                 features=features,
                 key=prediction.key,
@@ -260,7 +260,7 @@ def residuals_seen_as(
                 view=view,
             )
         )
-    return found
+    return residuals
 
 
 def _errors(rows: Sequence[Row]) -> Row:

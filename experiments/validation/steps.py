@@ -249,7 +249,7 @@ def _sentences(payload: Row) -> tuple[str, ...]:
     if summary["clean"]["count"] != summary["count"]:
         lines.append(_sentence("steps that nobody doubts", summary["clean"]))
     if len(summary["by_mode"]) > 1:
-        lines += [_sentence(mode, found) for mode, found in summary["by_mode"].items()]
+        lines += [_sentence(mode, errors) for mode, errors in summary["by_mode"].items()]
     if summary["with_band"]:
         lines.append(_band_sentence(summary))
     if faster["pairs"]:
@@ -269,12 +269,12 @@ def _band_sentence(summary: Row) -> str:
     )
 
 
-def _sentence(what: str, found: Row) -> str:
-    if not found["count"]:
-        return f"{what}: none of {found['unpredicted']} predicted"
-    missing = f", {found['unpredicted']} not predicted" if found["unpredicted"] else ""
+def _sentence(what: str, errors: Row) -> str:
+    if not errors["count"]:
+        return f"{what}: none of {errors['unpredicted']} predicted"
+    missing = f", {errors['unpredicted']} not predicted" if errors["unpredicted"] else ""
     return (
-        f"{what}: {found['count']} judged{missing}, median error {percent(found['median_abs_error'])} %, "
-        f"bias {100 * found['median_error']:+.1f} %, p90 {percent(found['p90_abs_error'])} %, "
-        f"largest {percent(found['max_abs_error'])} %"
+        f"{what}: {errors['count']} judged{missing}, median error {percent(errors['median_abs_error'])} %, "
+        f"bias {100 * errors['median_error']:+.1f} %, p90 {percent(errors['p90_abs_error'])} %, "
+        f"largest {percent(errors['max_abs_error'])} %"
     )

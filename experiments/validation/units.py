@@ -80,7 +80,7 @@ def _measured(row: Row) -> dict[str, tuple[float, float]]:
     """Every measured column of a row that has a prediction, with that prediction."""
     pairs = {column: (row.get(column), row.get(column.replace("measured", "predicted"))) for column in _RATES}
     pairs["peak_mem_gb"] = (row.get("peak_mem_gb"), row.get("predicted_peak_mem_gb"))
-    return {name: (said, found) for name, (said, found) in pairs.items() if said and found}
+    return {name: (said, predicted) for name, (said, predicted) in pairs.items() if said and predicted}
 
 
 def _hint(row: Row, column: str, ratio: float) -> str:

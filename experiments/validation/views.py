@@ -73,8 +73,8 @@ def rules_of_families(records: Iterable[Record]) -> Mapping[str, frozenset[str]]
         for rule in deciding_rules(Run(record.config)):
             if rule.switch not in _READINGS and (rule.kind != "stated" or rule.stack == _OF_SOURCES):
                 families[rule.name].add(record.config.family)
-    found: dict[str, set[str]] = defaultdict(set)
+    by_family: dict[str, set[str]] = defaultdict(set)
     for name, met in families.items():
         if len(met) == 1:
-            found[next(iter(met))].add(name)
-    return {family: frozenset(names) for family, names in found.items()}
+            by_family[next(iter(met))].add(name)
+    return {family: frozenset(names) for family, names in by_family.items()}

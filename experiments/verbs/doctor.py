@@ -70,8 +70,8 @@ def doctor() -> Result:
     return Result(document=document, error=error)
 
 
-def _row(what: str, found: object, ok: bool | None = None) -> dict[str, Any]:
-    return {"what": what, "found": str(found), "ok": ok}
+def _row(what: str, finding: object, ok: bool | None = None) -> dict[str, Any]:
+    return {"what": what, "found": str(finding), "ok": ok}
 
 
 def _environment() -> list[dict[str, Any]]:

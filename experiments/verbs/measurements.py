@@ -119,13 +119,13 @@ def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]
     """Data sets and their traces, from a mapping or from texts such as Wikipedia=lengths.csv."""
     if isinstance(lengths, Mapping):
         return {name: str(path) for name, path in lengths.items()}
-    found = {}
+    paths = {}
     for text in (lengths,) if isinstance(lengths, str) else lengths:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise UserInputError(f"--lengths: expected DATASET=TRACE, got {quoted(text)}")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def _left_out(without: Iterable[str]) -> frozenset[str]:

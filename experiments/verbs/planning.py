@@ -483,9 +483,9 @@ def _sweep_error(run: SweepRun) -> HdpSimError | None:
 
     kinds: dict[str, type[HdpSimError]] = {"bad strategy": StrategyError, "bad plan": OwnPlanError}
     for status, kind in kinds.items():
-        found = dict.fromkeys(one_line(result.reason) for result in run.results if result.status == status)
-        if found:
-            return kind("\n".join(list(found)[:_REASONS_SHOWN]))
+        why = dict.fromkeys(one_line(result.reason) for result in run.results if result.status == status)
+        if why:
+            return kind("\n".join(list(why)[:_REASONS_SHOWN]))
     if run.count("ok") or run.count("failed"):
         return None
     reasons = list(dict.fromkeys(one_line(result.reason) for result in run.results))[:_REASONS_SHOWN]

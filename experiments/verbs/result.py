@@ -125,19 +125,19 @@ class Result:
         yield from self.lines
 
     def _tables(self) -> dict[str, Callable[[], Any]]:
-        found: dict[str, Callable[[], Any]] = {}
+        tables: dict[str, Callable[[], Any]] = {}
         for file in self.document.files:
             path = PurePosixPath(file.name)
             if path.suffix in _TABLES:
-                found.setdefault(str(path.with_suffix("")), partial(_with_columns, file))
-        if not found:
+                tables.setdefault(str(path.with_suffix("")), partial(_with_columns, file))
+        if not tables:
             named = [
                 block
                 for block in self.document.blocks
                 if isinstance(block, Table) and any(column.name for column in block.columns)
             ]
-            found = {f"table_{number}": partial(tuple, (table, ())) for number, table in enumerate(named, 1)}
-        return found
+            tables = {f"table_{number}": partial(tuple, (table, ())) for number, table in enumerate(named, 1)}
+        return tables
 
     def _bars(self) -> Figure:
         """The first column of fractions of the first table, or else of whole numbers, a bar for each row."""

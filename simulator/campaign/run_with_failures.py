@@ -249,7 +249,7 @@ class _Run:
         by_hand = self._detect.uniform() < handling.manual_share
         if by_hand or any(fault.rounds >= suite.most_rounds for fault in self._faults):
             yield from self._pause("diagnosis", ticks(handling.manual_s))
-            found = list(self._faults)
+            located = list(self._faults)
         else:
             tests = Round(suite, self._test_random)
             for test, seconds in zip(suite.tests, suite.seconds, strict=True):
@@ -257,8 +257,8 @@ class _Run:
                 tests.run(test, self._faults, self._setup.nodes - self._missing - len(self._faults))
             for _ in range(tests.wrongly_found):
                 self._evict(FALSE_ALARM)
-            found = [f for f in self._faults if f in tests.found or f.cause.detection == "heartbeat"]
-        for fault in found:
+            located = [f for f in self._faults if f in tests.found or f.cause.detection == "heartbeat"]
+        for fault in located:
             self._faults.remove(fault)
             self._evict(fault.cause)
         for fault in self._faults:

@@ -150,8 +150,8 @@ class FlowRecord:
         patterns, which = self._patterns
         watched = self.follows[link]
         uses = np.array([watched in pattern.links for pattern in patterns], dtype=np.bool_)
-        found = np.flatnonzero(uses[which]) if len(which) else which
-        return found[np.argsort(self.start_s[found], kind="stable")]
+        users = np.flatnonzero(uses[which]) if len(which) else which
+        return users[np.argsort(self.start_s[users], kind="stable")]
 
     def collisions(self, *, single: bool = False) -> tuple[Collision, ...]:
         """Who lost how much to whom, most first: a piece's loss is divided by what others moved over its link.
@@ -170,7 +170,7 @@ class FlowRecord:
         lost_s = np.where(self.piece_link >= 0, (1.0 - slowed) * (self.piece_end_s - self.piece_start_s), 0.0)
         labels = [one.who if single and one.who else one.label for one in self.activities]
         names, name_of = np.unique(np.array(labels, dtype=object), return_inverse=True)
-        found = []
+        collisions = []
         for link, pieces, flows in self._pieces_on(np.unique(self.piece_link[lost_s > 0])):
             own, place = np.unique(name_of[self.piece_activity[pieces]], return_inverse=True)
             here = np.flatnonzero((self.piece_link[pieces] == link) & (lost_s[pieces] > 0))
@@ -178,10 +178,10 @@ class FlowRecord:
             lost = self._lost_to(pieces, here, moved, place, lost_s[pieces[here]])
             for loser, blocker in np.argwhere(lost > 0).tolist():
                 label, other = names[own[loser]], names[own[blocker]] if blocker < len(own) else ""
-                found.append(
+                collisions.append(
                     Collision(link=link, label=label, other=other, lost_s=float(lost[loser, blocker]))
                 )
-        return tuple(sorted(found, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
+        return tuple(sorted(collisions, key=lambda one: (-one.lost_s, one.link, one.label, one.other)))
 
     def _lost_to(self, pieces: Ints, slowed: Ints, bytes_per_s: Floats, name: Ints, lost_s: Floats) -> Floats:
         """[names, names and nobody]: seconds that pieces *slowed* lost to whoever sent over the same link meanwhile.
@@ -255,12 +255,12 @@ class FlowRecord:
                 pattern.links[on_links].tolist(), pattern.flows[on_links].tolist(), strict=True
             ):
                 on_link[link].append((pieces, flows))
-        for link, found in on_link.items():
-            if found:
+        for link, users in on_link.items():
+            if users:
                 yield (
                     link,
-                    np.concatenate([pieces for pieces, _ in found]),
-                    np.concatenate([np.full(len(pieces), flows) for pieces, flows in found]),
+                    np.concatenate([pieces for pieces, _ in users]),
+                    np.concatenate([np.full(len(pieces), flows) for pieces, flows in users]),
                 )
 
 

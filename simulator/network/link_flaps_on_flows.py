@@ -49,7 +49,7 @@ def draw_flaps(flaps: LinkFlaps, nics: int, random: np.random.Generator, until_s
     The same law as that of campaigns (reliability/link_flap_stalls.py), where every flap stops the whole job.
     Ignored: flaps of a link on which flows still stand still; that a timeout begins with the first packet that is lost.
     """
-    found: list[Flap] = []
+    drawn: list[Flap] = []
     back_s: dict[int, float] = {}
     per_s, now_s = flaps.per_link_day * nics / DAY_S, 0.0
     while per_s > 0:
@@ -62,9 +62,9 @@ def draw_flaps(flaps: LinkFlaps, nics: int, random: np.random.Generator, until_s
         stall_s = flaps.stall_of(down_s)
         lasting_s = down_s if stall_s is None else stall_s
         gives_up_s = flaps.gives_up_s if stall_s is None else math.inf
-        found.append(Flap(nic=nic, at_s=now_s, down_s=down_s, stall_s=lasting_s, gives_up_s=gives_up_s))
+        drawn.append(Flap(nic=nic, at_s=now_s, down_s=down_s, stall_s=lasting_s, gives_up_s=gives_up_s))
         back_s[nic] = now_s + lasting_s
-    return tuple(found)
+    return tuple(drawn)
 
 
 def play_flaps(network: FlowNetwork, flaps: Iterable[Flap]) -> None:

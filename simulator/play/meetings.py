@@ -130,13 +130,13 @@ def check_common_slots(entries: Entries, why: str) -> None:
 def joined(members: Ints, first: Ints, count: int) -> Ints:
     """[count]: the least number that each is joined with by groups of *members*, which begin at *first*."""
     sizes = np.diff(first, append=len(members))
-    found, before = np.arange(count), np.zeros(0, dtype=np.int64)
-    while not np.array_equal(before, found):
+    least, before = np.arange(count), np.zeros(0, dtype=np.int64)
+    while not np.array_equal(before, least):
         # every round all members take the least number of their group
-        before = found.copy()
-        np.minimum.at(found, members, np.repeat(np.minimum.reduceat(found[members], first), sizes))
-        found = found[found]
-    return found
+        before = least.copy()
+        np.minimum.at(least, members, np.repeat(np.minimum.reduceat(least[members], first), sizes))
+        least = least[least]
+    return least
 
 
 def _runs(key: Ints) -> tuple[Ints, Ints]:
@@ -151,11 +151,11 @@ def _slowest(costs: StepCosts, meeting: Ints) -> StepCosts:
 
     def slowest(total_s: Floats) -> Ints:
         """[K, meetings]"""
-        found = []
+        slowest_units = []
         for row in total_s:
             order = np.lexsort((-row, meeting))
-            found.append(order[np.flatnonzero(np.diff(meeting[order], prepend=-1))])
-        return np.stack(found)
+            slowest_units.append(order[np.flatnonzero(np.diff(meeting[order], prepend=-1))])
+        return np.stack(slowest_units)
 
     forward, backward = slowest(costs.forward_s), slowest(costs.backward_s)
     order, first = _runs(meeting)

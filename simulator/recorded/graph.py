@@ -213,8 +213,8 @@ def _groups(job: RecordedJob, order: Ints, sends: Ints, receives: Ints) -> tuple
         _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         bad = np.flatnonzero(count != members)
         if len(bad):
-            found = f"{job.describe(int(rows[first[bad[0]]]))}: {count[bad[0]]} operations meet here"
-            raise UserInputError(f"{found}; expected {members}, one per {member}")
+            incomplete = f"{job.describe(int(rows[first[bad[0]]]))}: {count[bad[0]]} operations meet here"
+            raise UserInputError(f"{incomplete}; expected {members}, one per {member}")
         group[rows] = rows[first[inverse]]
         meets[rows] = True
 
@@ -312,18 +312,18 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
         if not receives:
             ran = job.end_s[rows] >= job.end_s[edge] - _CLOCK_S
     kept = rows[ran]
-    found = np.bincount(lane[kept], minlength=lanes)
-    place = ranges(np.zeros_like(found), found)
+    computed_count = np.bincount(lane[kept], minlength=lanes)
+    place = ranges(np.zeros_like(computed_count), computed_count)
 
-    exact = found == needed
-    complete = ~exact & (found == count)
+    exact = computed_count == needed
+    complete = ~exact & (computed_count == count)
     # Whether the first (or last) computation of a lane has a neighbour to exchange with.
     ends = offset if receives else offset + count - 1
     needs_at_end = needs[np.clip(ends, 0, len(needs) - 1)] if len(needs) else np.zeros(lanes, dtype=np.bool_)
-    one_missing = ~exact & ~complete & (found == count - 1) & ~needs_at_end
+    one_missing = ~exact & ~complete & (computed_count == count - 1) & ~needs_at_end
     bad = np.flatnonzero(~(exact | complete | one_missing))
     if len(bad):
-        raise _misfit(job, int(bad[0]), computed, found, count, needed, rows)
+        raise _misfit(job, int(bad[0]), computed, computed_count, count, needed, rows)
     at = lane[kept]
     by_need = exact[at]
     owner_of_kept = np.empty(len(kept), dtype=np.int64)
@@ -335,14 +335,14 @@ def _align(job: RecordedJob, computed: Ints, needs: Bools, rows: Ints, *, receiv
 
 
 def _misfit(
-    job: RecordedJob, lane: int, computed: Ints, found: Ints, count: Ints, needed: Ints, rows: Ints
+    job: RecordedJob, lane: int, computed: Ints, per_lane: Ints, count: Ints, needed: Ints, rows: Ints
 ) -> UserInputError:
     step, worker = divmod(lane, job.workers)
     rank, stage = divmod(worker, job.stages)
     kind = KINDS[job.kind[rows[0]]] if len(rows) else "sends or receives"
     compute = KINDS[job.kind[computed[0]]]
     return UserInputError(
-        f"step {job.steps[step]}, dp_rank {rank} stage {stage}: {found[lane]} {kind} operations for "
+        f"step {job.steps[step]}, dp_rank {rank} stage {stage}: {per_lane[lane]} {kind} operations for "
         f"{count[lane]} {compute} ones, of which {needed[lane]} have a neighbour to exchange with"
     )
 

@@ -171,14 +171,14 @@ class _Ideal:
         single = tokens[alone]
         two = np.full(len(single), min(2, problem.most_ranks))
         pair_s = problem.cost.sequence_s(single, two, problem.compact_tier(two))
-        found: list[Floats] = []
+        stage_s: list[Floats] = []
         for part, stages in zip(self._parts, (1, problem.stages), strict=False):
             work_s = attention_s * part.layers + part.linear_s(tokens / sizes)
             shared_s = 2.0 * (pair_s * part.layers + part.linear_s(single / 2.0))
             work_s[alone] = np.minimum(work_s[alone], shared_s)
             least_s = problem.floor_s * part.layers if part.whole else 0.0
-            found.append(np.maximum(work_s, least_s) + problem.fixed_s * stages)
-        return found[0], found[-1]
+            stage_s.append(np.maximum(work_s, least_s) + problem.fixed_s * stages)
+        return stage_s[0], stage_s[-1]
 
     def short_s(self, lengths: Ints) -> float:
         """Rank-seconds on the busiest stage of sequences that fit one rank, in full packs."""

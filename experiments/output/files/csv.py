@@ -71,7 +71,7 @@ def read_rows(
     twice = sorted({name for name in head if head.count(name) > 1})
     if twice:
         raise UserInputError(f"{path}: column {', '.join(twice)} appears more than once")
-    found = []
+    located_rows = []
     for number, row in enumerate(rows[1:], start=2):
         if not any(field.strip() for field in row):
             continue
@@ -80,10 +80,10 @@ def read_rows(
                 f"{path}, row {number}: {len(row)} fields, but the header has {len(head)} columns"
             )
         fields = (field.strip() for field in row)
-        found.append((f"{path}, row {number}", dict(zip(head, fields, strict=True))))
-    if not found:
+        located_rows.append((f"{path}, row {number}", dict(zip(head, fields, strict=True))))
+    if not located_rows:
         raise UserInputError(f"{path}: holds no {what} below its header")
-    return found
+    return located_rows
 
 
 def read_cell(where: str, column: str, text: str, parse: Callable[[object], Any]) -> Any:

@@ -54,22 +54,22 @@ def pieces(row: Mapping[str, object]) -> list[tuple[str, float, float, str]]:
         group = account_group(kind)
         return [(group, start, end - start, OTHERS.get(group, COMPUTE["forward"]))]
     spent = {group: float(str(row[f"{group}_s"])) for group in OTHERS}
-    found = [(kind, start, end - start - sum(spent.values()), COMPUTE[kind])]
-    at = start + found[0][2]
+    drawn = [(kind, start, end - start - sum(spent.values()), COMPUTE[kind])]
+    at = start + drawn[0][2]
     for group, seconds in spent.items():
         if seconds > 0.0:
-            found.append((group, at, seconds, OTHERS[group]))
+            drawn.append((group, at, seconds, OTHERS[group]))
             at += seconds
-    return found
+    return drawn
 
 
 def _fewer_lanes(rows: Rows, most: int) -> list[Lane]:
     """Lanes there is room for: of every strategy the same share, the ranks that wait least first."""
-    found: dict[str, dict[Lane, str]] = {}
+    by_strategy: dict[str, dict[Lane, str]] = {}
     for row in rows:
-        found.setdefault(str(row["strategy"]), {}).setdefault(lane_of(row), str(row["chosen"]))
-    share, shown = max(1, most // max(1, len(found))), list[Lane]()
-    for lanes in found.values():
+        by_strategy.setdefault(str(row["strategy"]), {}).setdefault(lane_of(row), str(row["chosen"]))
+    share, shown = max(1, most // max(1, len(by_strategy))), list[Lane]()
+    for lanes in by_strategy.values():
         if len(lanes) > share:
             first = next(iter(lanes.values()))
             lanes = {lane: chosen for lane, chosen in lanes.items() if chosen == first}

@@ -88,7 +88,7 @@ def telling_ranks(work: Floats) -> list[int]:
 
 
 def _arguments(plan: Plan) -> list[str]:
-    found = []
+    texts = []
     offsets, members = plan.segment_offsets.tolist(), plan.member_offsets.tolist()
     for number in range(plan.micro_batches):
         lengths = np.sort(plan.segment_tokens[offsets[number] : offsets[number + 1]])[::-1]
@@ -100,8 +100,8 @@ def _arguments(plan: Plan) -> list[str]:
             "lengths": shown + (f" and {more} more" if more > 0 else ""),
             "ranks": _words(ranks), "group": len(ranks), "offloaded": round(float(plan.offload_ratio[number]), 3),
         })  # fmt: skip
-        found.append(text[1:-1])
-    return found
+        texts.append(text[1:-1])
+    return texts
 
 
 def _words(ranks: Ints) -> str:

@@ -102,10 +102,10 @@ def _flop(cost: MicroBatchCost, batches: MicroBatches) -> tuple[Floats, Floats]:
 
 def _sent_bytes(cost: MicroBatchCost, batches: MicroBatches) -> tuple[Floats, Floats]:
     """[n] bytes that a GPU sends to other nodes in the forward and in the backward of each micro-batch."""
-    found = [np.zeros(batches.count), np.zeros(batches.count)]
+    sent_bytes = [np.zeros(batches.count), np.zeros(batches.count)]
     for traffic in cost.traffic(batches):
-        found[traffic.backward] += traffic.times.mean(axis=0) * traffic.sent.sent_bytes
-    return found[0], found[1]
+        sent_bytes[traffic.backward] += traffic.times.mean(axis=0) * traffic.sent.sent_bytes
+    return sent_bytes[0], sent_bytes[1]
 
 
 def _by_bin(start_s: Floats, end_s: Floats, amount: Floats, edges: Floats) -> Floats:
@@ -128,7 +128,7 @@ def activity_jobs(batches: int, machine: Machine = OWN) -> Iterator[ActivityJob]
 def activity(results: Results, machine: Machine = OWN) -> Part:
     """Activity of tensor cores and traffic of NICs, mean and highest bin, by strategy."""
     jobs = _jobs(results.batches, machine)
-    found: dict[str, Activity] = {name: results.outcomes[job] for name, job in jobs.items()}
+    by_strategy: dict[str, Activity] = {name: results.outcomes[job] for name, job in jobs.items()}
     rows: list[FigureRow] = [
         {
             "strategy": name,
@@ -138,7 +138,7 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
             "sent_bytes_per_s": float(one.sent_bytes_per_s.mean()),
             "sent_highest_bytes_per_s": float(one.sent_bytes_per_s.max()),
         }
-        for name, one in found.items()
+        for name, one in by_strategy.items()
     ]
     of = {row["strategy"]: row for row in rows}
     peak = of["hdp-naive"]["sent_highest_bytes_per_s"] / of["static"]["sent_highest_bytes_per_s"]
@@ -153,14 +153,14 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
     what = "highest traffic of naive HDP over that of the static mesh"
     values.append(compared(19, what, "×", PAPER["peak_traffic_ratio"], peak))
     part = rows_part(FOLDER, "activity", rows, compared=values)
-    picture = files_of("reproduce", {"activity_over_time": lambda: _picture(found)})
+    picture = files_of("reproduce", {"activity_over_time": lambda: _picture(by_strategy)})
     return replace(part, files=(*part.files, *picture))
 
 
-def _picture(found: dict[str, Activity]) -> Figure:
-    colours = colours_of(found)
+def _picture(by_strategy: dict[str, Activity]) -> Figure:
+    colours = colours_of(by_strategy)
     with figure_and_axes(9.6, 4.0, 1, 2) as (figure, axes):
-        for name, one in found.items():
+        for name, one in by_strategy.items():
             minutes = (np.arange(len(one.tensor)) + 0.5) * BIN_S / 60.0
             axes[0].plot(minutes, 100.0 * one.tensor, color=colours[name], linewidth=1.5, label=name)
             axes[1].plot(minutes, 8e-9 * one.sent_bytes_per_s, color=colours[name], linewidth=1.5)
@@ -168,5 +168,5 @@ def _picture(found: dict[str, Activity]) -> Figure:
         for own, label in zip(axes, labels, strict=True):
             own.set(xlabel="time (min)", ylabel=label, ylim=(0.0, None))
             own.grid(color=GRID, linewidth=0.7)
-        figure.legend(loc="outside lower center", ncols=len(found))
+        figure.legend(loc="outside lower center", ncols=len(by_strategy))
     return figure

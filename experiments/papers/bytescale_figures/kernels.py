@@ -43,13 +43,13 @@ def layer_by_length(results: Results, machine: Machine = OWN, tp: int = LAYER["t
     values: list[FigureRow] = []
     for entry in LAYER_PAPER:
         length = tokens(entry["tokens"])
-        found = {
+        parts_s = {
             "attention": products_s(model, layout, "attention", length, gpu, cal)
             + float(attention.segments.alone_s([length], backward=False)[0]),
             "mlp": products_s(model, layout, "mlp", length, gpu, cal),
         }
         row: dict[str, object] = {"tokens": length, "length": entry["tokens"]}
-        for part, seconds in found.items():
+        for part, seconds in parts_s.items():
             value = compared(6, f"6a, {part}, {entry['tokens']}", "ms", entry[f"{part}_ms"], 1e3 * seconds)
             values.append(value)
             row |= {
@@ -66,17 +66,20 @@ def loss(results: Results, machine: Machine = OWN, tp: int = LOSS["tp"]) -> Part
     model = replace(catalog.model(LOSS["model"]), vocab=tokens(LOSS["vocabulary"]))
     held = np.array([tokens(LOSS["tokens"])], dtype=np.float64)
     rates = machine.cluster.gpu, machine.calibration
-    found = {
+    predicted = {
         kind: 1e3 * float(OutputHead(model, Layout(tp=tp, fused_loss=fused), *rates).loss_s(held)[0])
         for kind, fused in (("fused", True), ("separate", False))
     }
     of_memory = LOSS["memory"]
     columns = vocabulary_matrix(model).shard(of_memory["tp"])[1]
     logits_gib = FP32_BYTES * columns * tokens(of_memory["tokens"]) / 2**30
-    paper = {kind: LOSS_PAPER[kind]["forward_ms"] + LOSS_PAPER[kind]["backward_ms"] for kind in found}
-    ratios = paper["separate"] / paper["fused"], found["separate"] / found["fused"]
+    paper = {kind: LOSS_PAPER[kind]["forward_ms"] + LOSS_PAPER[kind]["backward_ms"] for kind in predicted}
+    ratios = paper["separate"] / paper["fused"], predicted["separate"] / predicted["fused"]
     rows = [
-        *(compared(16, f"{kind}: forward and backward", "ms", paper[kind], found[kind]) for kind in found),
+        *(
+            compared(16, f"{kind}: forward and backward", "ms", paper[kind], predicted[kind])
+            for kind in predicted
+        ),
         compared(16, "separate over fused", "×", *ratios),
         compared(
             16,

@@ -26,13 +26,13 @@ def lengths(results: Results) -> Part:
     rows: list[FigureRow] = []
     values: list[FigureRow] = []
     for dataset, published in SHARES.items():
-        found = np.concatenate(batches_of(dataset, LONGEST_TOKENS, results.batches))
+        sampled = np.concatenate(batches_of(dataset, LONGEST_TOKENS, results.batches))
         for entry in published:
             above = tokens(entry["above"]) if "above" in entry else 0
             up_to = tokens(entry["up_to"]) if "up_to" in entry else LONGEST_TOKENS
-            inside = found[(found > above) & (found <= up_to)]
+            inside = sampled[(sampled > above) & (sampled <= up_to)]
             of_tokens = entry["of"] == "tokens"
-            share = float(inside.sum() / found.sum()) if of_tokens else len(inside) / len(found)
+            share = float(inside.sum() / sampled.sum()) if of_tokens else len(inside) / len(sampled)
             what = f"{dataset}: {entry['of']} in {entry.get('above', '0')} to {entry.get('up_to', '2M')}"
             value = compared(4, what.replace(" tokens", ""), "%", entry["percent"], 100.0 * share)
             values.append(value)

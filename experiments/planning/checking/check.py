@@ -162,15 +162,15 @@ def _best(
         promising = [change for change in promising if one.seconds(observed.changed(change)) < LESS * own_s]
     promising.sort(key=lambda change: -trials.first_gain_s(change))
     gains = {change: trials.gain_s(change) for change in promising[:FINALISTS]}
-    found = {
+    worth_it = {
         change: gain_s for change, gain_s in gains.items() if gain_s is not None and trials.gains(gain_s)
     }
-    if not found:
+    if not worth_it:
         return (), None
-    least_s = max(gain_s.mean for gain_s in found.values()) - WORTH_A_CHANGE * observed.step_s
-    alike = [change for change, gain_s in found.items() if gain_s.mean >= least_s]
+    least_s = max(gain_s.mean for gain_s in worth_it.values()) - WORTH_A_CHANGE * observed.step_s
+    alike = [change for change, gain_s in worth_it.items() if gain_s.mean >= least_s]
     change = min(alike, key=len)
-    return change, found[change]
+    return change, worth_it[change]
 
 
 def _together(trials: Trials, findings: Sequence[Finding]) -> tuple[Overrides, Estimate | None]:

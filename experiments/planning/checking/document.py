@@ -68,7 +68,7 @@ def check_document(checked: CheckedScenario, tokens: float | None = None) -> Doc
             "check",
             {
                 "findings.csv": lambda: [
-                    {**found, "change": ",".join(found["change"] or ()) or None} for found in findings
+                    {**row, "change": ",".join(row["change"] or ()) or None} for row in findings
                 ],
                 "changed.yaml": changed.to_yaml,
             },

@@ -105,15 +105,15 @@ def _repairs(source: ScenarioSource, overrides: Overrides) -> tuple[list[Repair]
     written = apply_overrides(written_document(source), overrides)
     tried, until_s = 0, time.monotonic() + BUDGET_S
     for level in _levels(neutral, written):
-        found = []
+        repairs = []
         for change in dict.fromkeys(map(overrides_of, level)):
             if time.monotonic() > until_s:
                 break
             tried += 1
             repair = _tried(source, overrides, change, lengths)
-            found += [repair] if repair else []
-        if found:
-            return found, tried
+            repairs += [repair] if repair else []
+        if repairs:
+            return repairs, tried
     return [], tried
 
 

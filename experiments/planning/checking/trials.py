@@ -66,11 +66,11 @@ class Trials:
         same = {
             key for key, value in changes.items() if key in known and _is_written_so(known[key][0], value)
         }
-        found = {key: value for key, value in changes.items() if key not in same}
+        different = {key: value for key, value in changes.items() if key not in same}
         cut = self.base.setup.layout.pipeline.cut
-        if cut is not None and found.keys() & {"layout.pp", "layout.vpp"}:
-            found.setdefault("layout.pipeline_layout", "auto")
-        return found
+        if cut is not None and different.keys() & {"layout.pp", "layout.vpp"}:
+            different.setdefault("layout.pipeline_layout", "auto")
+        return different
 
     def first_alone(self) -> Trials:
         """The scenario as it is, on the first batch."""

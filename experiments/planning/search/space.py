@@ -169,11 +169,11 @@ class Space:
     def _recomputation(self, scenario: Scenario) -> list[tuple[object, object]]:
         """Kinds of recomputation, the selective one with small kernels, too."""
         own_kernels = own_value(scenario, "layout.recompute_small_kernels")
-        found = []
+        kinds = []
         for kind in self.axis("layout.recompute", scenario, ("none", "selective", "full")):
             usual = (own_kernels, True) if kind == "selective" else (own_kernels,)
-            found += [(kind, each) for each in self.axis("layout.recompute_small_kernels", scenario, usual)]
-        return found
+            kinds += [(kind, each) for each in self.axis("layout.recompute_small_kernels", scenario, usual)]
+        return kinds
 
     def variants(
         self,

@@ -250,9 +250,9 @@ def _priced(question: Question, candidate: Candidate, setup: Setup, least: float
             prices[len(lengths)] = price
     steps = [prices[len(lengths)] for lengths in batches]
     rate = sum(price.tokens_per_s * price.step_s for price in steps) / sum(price.step_s for price in steps)
-    found = [price.memory for price in steps if price.memory]
+    reports = [price.memory for price in steps if price.memory]
     cp = setup.layout.parallel.cp or 1
-    return _evaluated(question, candidate, setup, rate, [price.step_s for price in steps], found, cp)
+    return _evaluated(question, candidate, setup, rate, [price.step_s for price in steps], reports, cp)
 
 
 def _evaluated(

@@ -88,33 +88,33 @@ class LongPredictor:
             source = source_of(row)
         except HdpSimError as error:
             return LongPrediction(reason=str(error))
-        found = LongPrediction(source=source.name, system=row.text("strategy"))
+        prediction = LongPrediction(source=source.name, system=row.text("strategy"))
         try:
             if row.text("metric") == "speedup_x":
-                return self._speedup(found, source, row)
+                return self._speedup(prediction, source, row)
             system = source.system(row)
-            found = replace(found, system=system.name or found.system)
+            prediction = replace(prediction, system=system.name or prediction.system)
             if system.refused:
                 raise InfeasibleError(system.refused)
             if row.text("metric").startswith("attention_"):
                 layout = merged(source.scenario, system.keys(row)).get("layout", {})
                 value = predicted_attention(row, source, layout, self._calibration)
-                return replace(found, value=value)
-            return self._of_step(found, source, row)
+                return replace(prediction, value=value)
+            return self._of_step(prediction, source, row)
         except HdpSimError as error:
-            return replace(found, reason=str(error))
+            return replace(prediction, reason=str(error))
 
-    def _of_step(self, found: LongPrediction, source: Source, row: LongRow) -> LongPrediction:
+    def _of_step(self, prediction: LongPrediction, source: Source, row: LongRow) -> LongPrediction:
         metric = row.text("metric")
         try:
             step = self._step(source, row)
         except InfeasibleError:
             if metric != "fits_in_memory":
                 raise
-            return replace(found, value=0.0, fits=False)  # a layout that cannot be runs no better
+            return replace(prediction, value=0.0, fits=False)  # a layout that cannot be runs no better
         memory = step.memory
-        found = replace(
-            found,
+        prediction = replace(
+            prediction,
             step_s=step.seconds,
             fits=memory.fits,
             peak_mem_gb=memory.total_bytes / GB,
@@ -131,13 +131,13 @@ class LongPredictor:
             "peak_mem_gb": memory.allocated_bytes / GB,
         }
         if metric == "ms_per_iteration_trimmed_mean":
-            return replace(found, value=step.trimmed_s * 1e3)
+            return replace(prediction, value=step.trimmed_s * 1e3)
         metric = metric.removesuffix("_mean")
         if metric not in values:
             raise InfeasibleError(f"{row.text('metric')} is not predicted")
-        return replace(found, value=values[metric])
+        return replace(prediction, value=values[metric])
 
-    def _speedup(self, found: LongPrediction, source: Source, row: LongRow) -> LongPrediction:
+    def _speedup(self, prediction: LongPrediction, source: Source, row: LongRow) -> LongPrediction:
         """The ratio of "one / other": the other's seconds over the one's."""
         names = [name.strip() for name in row.text("strategy").split("/")]
         if len(names) != 2:
@@ -146,7 +146,7 @@ class LongPredictor:
             self._step(source, LongRow(where=row.where, columns={**row.columns, "strategy": name}))
             for name in names
         )
-        return replace(found, value=other.seconds / one.seconds, step_s=one.seconds)
+        return replace(prediction, value=other.seconds / one.seconds, step_s=one.seconds)
 
     def _step(self, source: Source, row: LongRow) -> _Step:
         """The fastest choice of a row's system that probably fits, or the fastest if none does."""

@@ -51,8 +51,8 @@ class System:
 
     def keys(self, row: LongRow) -> Document:
         """Keys of a row on top of the source's."""
-        found = (keys for rows, keys in self.models.items() if re.search(rows, row.text("model")))
-        return merged(self.scenario, next(found, {}))
+        matching = (keys for rows, keys in self.models.items() if re.search(rows, row.text("model")))
+        return merged(self.scenario, next(matching, {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +114,9 @@ class Source:
             InfeasibleError: nothing that is understood.
         """
         for shape in self.shapes:
-            found = re.search(shape, row.text("model"))
-            if found:
-                return {key: int(value) for key, value in found.groupdict().items() if value}
+            named = re.search(shape, row.text("model"))
+            if named:
+                return {key: int(value) for key, value in named.groupdict().items() if value}
         raise InfeasibleError(f"the shape of {quoted(row.text('model'))} is not known")
 
 

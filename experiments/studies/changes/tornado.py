@@ -214,14 +214,14 @@ def tornado(scenario: Scenario, share: float, batches: int = 1, report: Report =
             if changed.document["data"] != scenario.document["data"]:
                 count = of_data
                 lengths = changed.draw(count).lengths
-            found = run_batches(changed, lengths)
-            reason = found.reason
+            simulated = run_batches(changed, lengths)
+            reason = simulated.reason
         except (UserInputError, InfeasibleError) as error:
-            found, reason = None, str(error)
+            simulated, reason = None, str(error)
         done()
-        if found is None or not found.results:
+        if simulated is None or not simulated.results:
             return End(value=value, tokens_per_s=None, change=None, reason=reason)
-        rate = found.tokens_per_s.mean
+        rate = simulated.tokens_per_s.mean
         return End(value=value, tokens_per_s=rate, change=rate / bases[count] - 1.0, batches=count)
 
     moved = [Moved(input=one, lower=end(one, -share), higher=end(one, share)) for one in inputs]

@@ -91,7 +91,7 @@ def run_variants(
     counts = [0 if isinstance(s, InfeasibleError) else batches or s.batch_count for _, _, s in resolved]
     step_done = counted(report, sum(counts) * len(strategies))
     drawn: dict[str, Drawn] = {}
-    found = []
+    by_strategy = []
     for strategy in strategies:
         variants = []
         for label, overrides, scenario in resolved:
@@ -110,8 +110,8 @@ def run_variants(
             variants.append(
                 Variant(label=label, changes=overrides, scenario=scenario, outcome=outcome, drawn=seen)
             )
-        found.append(tuple(variants))
-    return found
+        by_strategy.append(tuple(variants))
+    return by_strategy
 
 
 def data_lines(variants: Iterable[Variant]) -> tuple[str, ...]:

@@ -127,12 +127,12 @@ def _refuse(groups: Sequence[Sequence[str]], together: Sequence[str], strategies
 
 def blocks(variants: Sequence[Variant]) -> list[list[Variant]]:
     """The rows of each strategy, its base first."""
-    found: list[list[Variant]] = []
+    by_strategy: list[list[Variant]] = []
     for variant in variants:
         if not variant.changes:
-            found.append([])
-        found[-1].append(variant)
-    return found
+            by_strategy.append([])
+        by_strategy[-1].append(variant)
+    return by_strategy
 
 
 def bases(variants: Sequence[Variant]) -> list[Variant]:
@@ -267,8 +267,8 @@ def whatif_table(variants: Sequence[Variant], best: Baseline | None = None) -> T
         return ratio_words(variant.speed_up(base), 3, of_base=variant is base)
 
     def usd(row: _Row) -> float | None:
-        found = costs_of(row[0].outcome, row[0].costs).usd(MILLION)
-        return None if found is None else found["typical"]
+        usd_range = costs_of(row[0].outcome, row[0].costs).usd(MILLION)
+        return None if usd_range is None else usd_range["typical"]
 
     columns: tuple[Column[_Row], ...] = (
         Column("strategy", lambda row: row[1].outcome.strategy, shown=several),

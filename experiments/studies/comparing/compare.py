@@ -392,15 +392,19 @@ def compare(
             f"no strategy can run this scenario:\n{reasons}\n"
             "`hdpsim check` looks for the nearest change that makes it run"
         )
-    found = None
+    static_baseline = None
     if baseline and "static" in strategies:
         place = list(strategies).index("static")
-        found = best_static(scenario, lengths, outcomes[place], links=links, independent=independent)
-        if found is not None and found.best is not outcomes[place]:
-            outcomes.insert(place + 1, found.best)
-    comparison = Comparison(scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=found)
+        static_baseline = best_static(
+            scenario, lengths, outcomes[place], links=links, independent=independent
+        )
+        if static_baseline is not None and static_baseline.best is not outcomes[place]:
+            outcomes.insert(place + 1, static_baseline.best)
+    comparison = Comparison(
+        scenario=scenario, outcomes=tuple(outcomes), drawn=drawn, baseline=static_baseline
+    )
     best = comparison.best_static
-    if found is None or best is None or len(strategies) == 1:
+    if static_baseline is None or best is None or len(strategies) == 1:
         return comparison
     return replace(
         comparison,

@@ -51,15 +51,15 @@ def faster_degree(scenario: Scenario, batches: Sequence[Lengths], best: Outcome)
     Tried are the powers of two up to a node, with the pipeline of the scenario, every packer, each with its fastest
     context-parallel degree, and a rank capacity that fills the memory. All on the first batch.
     """
-    found: OtherDegree | None = None
+    fastest: OtherDegree | None = None
     for tp in _degrees(scenario):
         for tried in _tried(scenario, tp, batches):
             if tried.step_s is None:
                 continue
             one = OtherDegree(tp=tp, tried=tried)
-            if found is None or one.faster_than(found.tried.outcome) > 1.0:
-                found = one
-    return found if found is not None and found.faster_than(best) >= 1.0 + WORTH_A_WORD else None
+            if fastest is None or one.faster_than(fastest.tried.outcome) > 1.0:
+                fastest = one
+    return fastest if fastest is not None and fastest.faster_than(best) >= 1.0 + WORTH_A_WORD else None
 
 
 def _degrees(scenario: Scenario) -> list[int]:

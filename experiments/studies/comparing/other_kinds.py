@@ -60,8 +60,8 @@ def faster_kind(scenario: Scenario, batches: Sequence[Lengths], best: Outcome) -
         for tried in _tried(scenario, kind, batches)
         if tried.step_s is not None
     ]
-    found = max(ran, key=lambda one: one.faster_than(best), default=None)
-    return found if found is not None and found.faster_than(best) >= 1.0 + WORTH_A_WORD else None
+    fastest = max(ran, key=lambda one: one.faster_than(best), default=None)
+    return fastest if fastest is not None and fastest.faster_than(best) >= 1.0 + WORTH_A_WORD else None
 
 
 def _tried(scenario: Scenario, kind: str, batches: Sequence[Lengths]) -> tuple[Tried, ...]:

@@ -159,8 +159,8 @@ def cost_columns(costs: CostOptions) -> tuple[Column[Outcome], ...]:
     """Money, energy and power of a strategy that ran, for data."""
 
     def usd(outcome: Outcome, which: str) -> float | None:
-        found = costs_of(outcome, costs).usd(MILLION)
-        return None if found is None else found[which]
+        usd_range = costs_of(outcome, costs).usd(MILLION)
+        return None if usd_range is None else usd_range[which]
 
     def kw_per_node(outcome: Outcome) -> float | None:
         power = costs_of(outcome, costs).power
@@ -293,16 +293,16 @@ def _among(outcome: Outcome, told: tuple[Outcome, ...]) -> bool:
 def _other_meshes(comparison: Comparison, *told: Outcome) -> list[tuple[str, Outcome]]:
     """Static meshes that the reader should know too: the best with whole sequences, and the scenario's own."""
     baseline = comparison.baseline
-    found: list[tuple[str, Outcome]] = []
+    meshes: list[tuple[str, Outcome]] = []
     best_whole = None if baseline is None else baseline.best_whole
     if best_whole is not None and best_whole.mesh is not None and not _among(best_whole, told):
-        found.append(
+        meshes.append(
             (f"the best static mesh that keeps sequences whole ({best_whole.mesh.words})", best_whole)
         )
     static = next((outcome for outcome in comparison.feasible if outcome.strategy == "static"), None)
     if static is not None and static is not best_whole and not _among(static, told):
-        found.append((_named(static), static))
-    return found
+        meshes.append((_named(static), static))
+    return meshes
 
 
 def _reference(comparison: Comparison, fastest: Outcome, ranked: list[Outcome]) -> Outcome:

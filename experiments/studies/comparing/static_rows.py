@@ -29,10 +29,10 @@ MESH_COLUMNS: tuple[Column[Outcome], ...] = (
 
 def mesh_lines(packers: Iterable[str]) -> tuple[str, ...]:
     """That static rows are no best baseline, for tables in which nobody looked for it."""
-    found = set(packers)
-    if not found:
+    packers_used = set(packers)
+    if not packers_used:
         return ()
-    weakest = " In-order fills packs least tightly." if "in-order" in found else ""
+    weakest = " In-order fills packs least tightly." if "in-order" in packers_used else ""
     return (
         f"Static rows have the mesh that the scenario names, not the best one.{weakest} `hdpsim compare` searches for "
         f"the best.",

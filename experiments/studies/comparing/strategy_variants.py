@@ -70,10 +70,10 @@ def read_variants(parts: Sequence[str]) -> tuple[StrategyVariant, ...]:
         UserInputError: an empty part, or the same one twice.
     """
     problems: list[tuple[str, str]] = []
-    found = [_variant(part, problems) for part in parts]
+    read = [_variant(part, problems) for part in parts]
     if problems:
         raise ScenarioError(tuple(problems), "--strategies")
-    variants = tuple(variant for variant in found if variant is not None)
+    variants = tuple(variant for variant in read if variant is not None)
     labels = [variant.label for variant in variants]
     meanings = [(variant.strategy, frozenset(variant.changes)) for variant in variants]
     if len(set(labels)) != len(labels) or len(set(meanings)) != len(meanings):

@@ -52,26 +52,26 @@ def network_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
 
 
 def _line(outcome: Outcome) -> str:
-    found = network_json(outcome)
-    assert found is not None
+    network = network_json(outcome)
+    assert network is not None
     step_s = outcome.step_s.mean
-    flaps = f", {_flap_words(found)}" if found["flaps"] else ""
+    flaps = f", {_flap_words(network)}" if network["flaps"] else ""
     text = (
-        f"{outcome.strategy}: contention costs {found['contention']:.1%}{flaps}: a step of {step_s:.3f} s, and of "
-        f"{found['alone_step_s']:.3f} s if no two transfers shared a link; {found['independent_step_s']:.3f} s with "
-        f"execution.network = independent."
+        f"{outcome.strategy}: contention costs {network['contention']:.1%}{flaps}: a step of {step_s:.3f} s, and of "
+        f"{network['alone_step_s']:.3f} s if no two transfers shared a link; {network['independent_step_s']:.3f} s "
+        f"with execution.network = independent."
     )
-    total_s = sum(found["contention_s"].values())
+    total_s = sum(network["contention_s"].values())
     named = [
         f"{readable_name(name)} {seconds:.3f} s"
-        for name, seconds in sorted(found["contention_s"].items(), key=lambda item: -item[1])
+        for name, seconds in sorted(network["contention_s"].items(), key=lambda item: -item[1])
         if seconds > max(WORTH_NAMING * total_s, 5e-4)
     ]
     return f"{text} Where: {', '.join(named)}, and what waits for it." if named else text
 
 
-def _flap_words(found: dict[str, Any]) -> str:
-    return f"link flaps {found['flaps_s']:.3g} s ({found['flaps']:.3g} a step)"
+def _flap_words(network: dict[str, Any]) -> str:
+    return f"link flaps {network['flaps_s']:.3g} s ({network['flaps']:.3g} a step)"
 
 
 def _shared(outcome: Outcome) -> list[SharedLinks]:

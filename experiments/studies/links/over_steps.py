@@ -90,15 +90,15 @@ class LinksOverSteps:
 
     def hottest_links(self, count: int) -> list[dict[str, Any]]:
         """The first rows, of links that carry the same the first one, with how many there are."""
-        found: dict[str, dict[str, Any]] = {}
+        hottest: dict[str, dict[str, Any]] = {}
         for row in self.rows():
             same = f"{row['bytes']:.{EQUAL_DIGITS}g} at {row['mean_load']:.{EQUAL_DIGITS}g}"
-            if same not in found:
-                if len(found) == count:
+            if same not in hottest:
+                if len(hottest) == count:
                     break
-                found[same] = {**row, "equal_links": 0}
-            found[same]["equal_links"] += 1
-        return list(found.values())
+                hottest[same] = {**row, "equal_links": 0}
+            hottest[same]["equal_links"] += 1
+        return list(hottest.values())
 
     def words(self, step: str = "step") -> str:
         """The hottest links in a sentence; *step*: what a step is called."""

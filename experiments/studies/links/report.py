@@ -83,14 +83,14 @@ class SeenLinks:
         """Numbers of links, of equal ones the first; without those that only pass on what a slower one carries."""
         capacity = self.record.links.capacity_bytes_per_s
         narrowest: dict[float, float] = {}
-        found = []
+        numbers = []
         for number in self.record.hottest(len(self.record.links)).tolist():
             carried = float(f"{self.carried_bytes[number]:.9g}")
             if narrowest.setdefault(carried, capacity[number]) >= capacity[number] * (1.0 - 1e-9):
-                found.append(number)
-            if len(found) == count:
+                numbers.append(number)
+            if len(numbers) == count:
                 break
-        return found
+        return numbers
 
     def hottest(self, count: int) -> list[dict[str, Any]]:
         """Return one object for each of the hottest links."""
@@ -217,14 +217,14 @@ def link_lanes(seen: SeenLinks) -> list[LinkLane]:
     loads = record.load(edges_s, numbers)
     lanes = []
     for number, load in zip(numbers, loads, strict=True):
-        found = record.activities_on(number)
-        activities = [record.activities[one] for one in found.tolist()]
+        users = record.activities_on(number)
+        activities = [record.activities[one] for one in users.tolist()]
         lanes.append(
             LinkLane(
                 name=record.links.name(number),
                 transfers=[one.who or one.label for one in activities],
-                start_s=record.start_s[found],
-                end_s=record.end_s[found],
+                start_s=record.start_s[users],
+                end_s=record.end_s[users],
                 edges_s=edges_s,
                 load=load,
             )

@@ -123,12 +123,12 @@ def _replays(
     setup: Setup, lengths: Lengths, result: StepResult, count: int, played: Callable[[], None]
 ) -> Sequence[float]:
     costs = price_plan(setup, planning_problem(setup, lengths), result.plan)
-    found = []
+    steps_s = []
     for number in range(count):
         other = replace(setup, execution=replace(setup.execution, replication=number))
-        found.append(play_plan(other, result.plan, costs).step_s)
+        steps_s.append(play_plan(other, result.plan, costs).step_s)
         played()
-    return found
+    return steps_s
 
 
 def replications_table(rows: Sequence[Replicated]) -> Table[Replicated]:

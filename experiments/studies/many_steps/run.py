@@ -221,7 +221,7 @@ def simulate_many(
     )
     # only then is a prepared step small enough to be sent from one process to another
     small = setup.execution.executor == "replay" and setup.execution.network == "independent"
-    found = _prepared(prepare, tasks, parallel=small and len(tasks) >= FEWEST_IN_PARALLEL)
+    prepared_steps = _prepared(prepare, tasks, parallel=small and len(tasks) >= FEWEST_IN_PARALLEL)
 
     links = LinksOverSteps(wired(setup).links) if setup.execution.network == "flows" else None
 
@@ -229,7 +229,7 @@ def simulate_many(
         known: dict[tuple[bytes, int], PreparedStep] = {}
         for number, key in enumerate(keys, start=1):
             if key not in known:  # equal batches are prepared once, when the first of them comes
-                step = next(found)
+                step = next(prepared_steps)
                 if links is not None and step.network is not None:
                     step = replace(step, network=links.add(numbers[key], step.network, step.step_s))
                 known[key] = step

@@ -118,43 +118,43 @@ def check_strategy(
         UserInputError: the scenario cannot have two ranks, or something else is wrong with it.
     """
     trial = _Trial(scenario, strategy)
-    found = StrategyCheck(strategy=strategy)
+    verdicts = StrategyCheck(strategy=strategy)
     failing: dict[str, list[tuple[Case, str]]] = {}
     cases = [case for case in _cases() if case.ranks <= most_ranks]
     for done, case in enumerate(cases):
         report(done, len(cases))
-        if found.stopped and case.ranks > FEW_RANKS:
+        if verdicts.stopped and case.ranks > FEW_RANKS:
             continue
         try:
             seconds = trial.run(case)
         except _NoSuchCaseError:
             continue
         except InfeasibleError as error:
-            found.cases += 1
-            found.refused[str(error)] = found.refused.get(str(error), 0) + 1
+            verdicts.cases += 1
+            verdicts.refused[str(error)] = verdicts.refused.get(str(error), 0) + 1
             continue
         except _BreaksError as error:
             failing.setdefault(error.promise, []).append((case, error.message))
             reached = error.promise
         else:
             reached = ""
-            found.seconds[case.ranks] = max(found.seconds.get(case.ranks, 0.0), seconds)
+            verdicts.seconds[case.ranks] = max(verdicts.seconds.get(case.ranks, 0.0), seconds)
             if seconds > PATIENCE_S:
-                found.stopped = (
+                verdicts.stopped = (
                     f"a plan of {case.ranks:,} ranks took {seconds:.0f} s: no more ranks were tried"
                 )
-        found.cases += 1
+        verdicts.cases += 1
         for name in PROMISES:
             if name == reached:
                 break
-            found.kept[name] += 1
+            verdicts.kept[name] += 1
     for name in PROMISES:
         if name in failing:
             case, message = min(failing[name], key=lambda one: one[0].size)
             case, message = trial.shrunk(case, name, message)
-            found.broken.append(Broken(promise=name, case=case, message=message, cases=len(failing[name])))
+            verdicts.broken.append(Broken(promise=name, case=case, message=message, cases=len(failing[name])))
     report(len(cases), len(cases))
-    return found
+    return verdicts
 
 
 class _Trial:

@@ -8,33 +8,35 @@ from hdpsim.experiments.output.json_data import attributes
 from .check import PROMISES, RANKS, Broken, StrategyCheck
 
 
-def strategy_check_document(found: StrategyCheck, scenario: str) -> Document:
+def strategy_check_document(verdicts: StrategyCheck, scenario: str) -> Document:
     """A row for every promise, the smallest batch for every one that breaks, and how long plans take."""
-    broken = {one.promise: one for one in found.broken}
+    broken = {one.promise: one for one in verdicts.broken}
     columns: tuple[Column[str], ...] = (
         Column("promise", lambda name: name),
         Column("meaning", PROMISES.__getitem__, left=True),
-        Column("", lambda name: _verdict(found, broken.get(name), name), heading="verdict", left=True),
-        Column("kept_cases", lambda name: found.kept[name], shown=False),
+        Column("", lambda name: _verdict(verdicts, broken.get(name), name), heading="verdict", left=True),
+        Column("kept_cases", lambda name: verdicts.kept[name], shown=False),
         Column("broken_cases", lambda name: broken[name].cases if name in broken else 0, shown=False),
     )
     blocks: list[Table[str] | str] = [
         Table(columns=columns, rows=tuple(PROMISES)),
-        *(_smallest(one) for one in found.broken),
-        _times(found),
+        *(_smallest(one) for one in verdicts.broken),
+        _times(verdicts),
     ]
-    notes = [f"cannot run {count} of {found.cases} cases: {why}" for why, count in found.refused.items()]
+    notes = [
+        f"cannot run {count} of {verdicts.cases} cases: {why}" for why, count in verdicts.refused.items()
+    ]
     return Document(
         kind="check-strategy",
-        head=f"{found.strategy}: {found.cases} cases with the model and the nodes of {scenario}",
+        head=f"{verdicts.strategy}: {verdicts.cases} cases with the model and the nodes of {scenario}",
         blocks=tuple(block for block in blocks if block),
-        notes=tuple(notes[:5]) + ((found.stopped,) if found.stopped else ()),
+        notes=tuple(notes[:5]) + ((verdicts.stopped,) if verdicts.stopped else ()),
         payload={
-            "strategy": found.strategy,
-            "cases": found.cases,
-            "kept": not found.broken,
+            "strategy": verdicts.strategy,
+            "cases": verdicts.cases,
+            "kept": not verdicts.broken,
             "promises": {
-                name: {"kept": found.kept[name], "broken": broken[name].cases if name in broken else 0}
+                name: {"kept": verdicts.kept[name], "broken": broken[name].cases if name in broken else 0}
                 for name in PROMISES
             },
             "broken": [
@@ -42,28 +44,28 @@ def strategy_check_document(found: StrategyCheck, scenario: str) -> Document:
                     **attributes(one, "promise message"),
                     **attributes(one.case, "lengths ranks stages"),
                 }
-                for one in found.broken
+                for one in verdicts.broken
             ],
-            "refused": found.refused,
-            "planning_s": {str(ranks): seconds for ranks, seconds in found.seconds.items()},
-            "stopped": found.stopped,
+            "refused": verdicts.refused,
+            "planning_s": {str(ranks): seconds for ranks, seconds in verdicts.seconds.items()},
+            "stopped": verdicts.stopped,
         },
     )
 
 
-def _verdict(found: StrategyCheck, broken: Broken | None, name: str) -> str:
+def _verdict(verdicts: StrategyCheck, broken: Broken | None, name: str) -> str:
     if broken is not None:
-        return f"BROKEN in {broken.cases} of {broken.cases + found.kept[name]} cases"
-    return f"kept in {found.kept[name]} cases" if found.kept[name] else "never reached"
+        return f"BROKEN in {broken.cases} of {broken.cases + verdicts.kept[name]} cases"
+    return f"kept in {verdicts.kept[name]} cases" if verdicts.kept[name] else "never reached"
 
 
 def _smallest(one: Broken) -> str:
     return f"{one.promise}: {one.case.words}:\n  {one.message}"
 
 
-def _times(found: StrategyCheck) -> str:
-    if not found.seconds:
+def _times(verdicts: StrategyCheck) -> str:
+    if not verdicts.seconds:
         return ""
-    shown = [(ranks, found.seconds[ranks]) for ranks in RANKS if ranks in found.seconds]
+    shown = [(ranks, verdicts.seconds[ranks]) for ranks in RANKS if ranks in verdicts.seconds]
     parts = [f"{seconds:.3g} s for {ranks:,} rank{'s' * (ranks > 1)}" for ranks, seconds in shown]
     return f"Longest planning time: {', '.join(parts)}."

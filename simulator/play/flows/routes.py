@@ -424,13 +424,13 @@ def _evenly(row: Ints, source: Ints, target: Ints, exists: Bools, node_gpus: int
 def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
     """The group of every micro-batch, and the distinct groups' members one after the other, with offsets."""
     offsets, members = plan.member_offsets, plan.member_ranks
-    found: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     group_of_unit = np.empty(plan.micro_batches, dtype=np.int64)
     bounds = offsets.tolist()
     for unit in range(plan.micro_batches):
         key = members[bounds[unit] : bounds[unit + 1]].tobytes()
-        group_of_unit[unit] = found.setdefault(key, len(found))
-    distinct = [np.frombuffer(key, dtype=members.dtype) for key in found]
+        group_of_unit[unit] = number_of.setdefault(key, len(number_of))
+    distinct = [np.frombuffer(key, dtype=members.dtype) for key in number_of]
     sizes = np.array([len(one) for one in distinct], dtype=np.int64)
     every = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
     return group_of_unit, every.astype(np.int64), offsets_of(sizes)

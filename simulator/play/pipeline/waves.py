@@ -126,12 +126,12 @@ def find_waves(program: Program) -> Waves:
         arrived = members[part[members] < last_part[members]]
 
     waves = [ready for ready in played if len(ready)]
-    found = np.concatenate([np.zeros(0, dtype=np.int64), *waves])
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *waves])
     if np.any(part < last_part):
         finished = np.zeros(operations, dtype=np.bool_)
-        finished[found] = True
+        finished[order] = True
         raise deadlock_error(program, finished)
-    return Waves(found, np.cumsum([0, *map(len, waves)]))
+    return Waves(order, np.cumsum([0, *map(len, waves)]))
 
 
 def _feed(extras: Extras, ready: Ints, missing: Ints) -> Ints:

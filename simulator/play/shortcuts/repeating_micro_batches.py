@@ -85,12 +85,12 @@ def _play(rank: LoneRank, count: int, opening_s: Floats) -> PlayedRank:
         turns = rank_turns(costs, few, few)
         end_s = np.empty(len(turns.operation))
         end_s[turns.operation] = played.end_s[-len(end_s) :]
-        found = find_repetition(cut, end_s.reshape(-1, few))
-        if found is None:
+        repetition = find_repetition(cut, end_s.reshape(-1, few))
+        if repetition is None:
             break
-        more = (count - few) % found.micro_batches
+        more = (count - few) % repetition.micro_batches
         if not more:
-            later_s = (count - few) // found.micro_batches * found.seconds
+            later_s = (count - few) // repetition.micro_batches * repetition.seconds
             return played._replace(done_s=played.done_s + later_s)
         few += more
     return rank.play(count, count, opening_s)

@@ -31,8 +31,8 @@ def least(
             constraints=[LinearConstraint(*row) for row in rows],
             options=options,
         )
-    found: Floats | None = answer.x
-    return found
+    solution: Floats | None = answer.x
+    return solution
 
 
 @contextmanager

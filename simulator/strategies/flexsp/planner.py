@@ -252,8 +252,8 @@ class _Programme:
             makespan_s = self.least_s * step
             if best is not None and best.makespan_s <= max(makespan_s, NEAR * self.least_s):
                 break
-            found = self._solved(makespan_s)
-            chunk = None if found is None else self._dealt(*found)
+            solution = self._solved(makespan_s)
+            chunk = None if solution is None else self._dealt(*solution)
             if chunk is not None and (best is None or chunk.makespan_s < best.makespan_s):
                 best = chunk
         return best

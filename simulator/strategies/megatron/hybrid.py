@@ -84,19 +84,19 @@ def _buckets(order: list[int], lengths: list[int], needed: list[int]) -> list[de
     sizes_needed = len({needed[sequence] for sequence in order})
     work = {sequence: lengths[sequence] ** 2 / needed[sequence] for sequence in order}
     target = sum(work.values()) / sizes_needed
-    found: list[deque[int]] = []
+    full_buckets: list[deque[int]] = []
     bucket: deque[int] = deque()
     held = 0.0
     for place, sequence in enumerate(order):
         left = len(order) - place
         if bucket and (
-            held + work[sequence] > BUCKET_SLACK * target or left <= sizes_needed - len(found) - 1
+            held + work[sequence] > BUCKET_SLACK * target or left <= sizes_needed - len(full_buckets) - 1
         ):
-            found.append(bucket)
+            full_buckets.append(bucket)
             bucket, held = deque(), 0.0
         bucket.append(sequence)
         held += work[sequence]
-    return [*found, bucket]
+    return [*full_buckets, bucket]
 
 
 @dataclass(slots=True)

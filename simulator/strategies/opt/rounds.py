@@ -183,9 +183,9 @@ class Groups:
             if high_s <= low_s * (1.0 + CLOSE):
                 break
             until_s = (low_s + high_s) / 2.0
-        found = self.part(slice(own + MOST_MIXED)).first_fit(high_s, own)
-        if found is not None:
-            best = np.concatenate((found[0], best[0][len(found[0]) :])), found[1], high_s
+        fit = self.part(slice(own + MOST_MIXED)).first_fit(high_s, own)
+        if fit is not None:
+            best = np.concatenate((fit[0], best[0][len(fit[0]) :])), fit[1], high_s
         return best
 
 
@@ -231,7 +231,7 @@ class Rounds:
 
         A pipeline idles w times the longest round besides: the first, as a rule.
         """
-        found, weight = [], self.problem.bubble_weight
+        timed, weight = [], self.problem.bubble_weight
         until_s, came_from = self.time_s[0] * (1.0 + weight), list[Ints]()
         for _ in range(MOST_ROUNDS):
             if np.isfinite(until_s[-1]):
@@ -240,11 +240,11 @@ class Rounds:
                     cuts.append(int(before[cuts[-1]]))
                 rounds = list(zip([0, *cuts[:0:-1]], cuts[::-1], strict=True))
                 times_s = [float(self.time_s[one]) for one in rounds]
-                found.append((sum(times_s) + weight * max(times_s), rounds))
+                timed.append((sum(times_s) + weight * max(times_s), rounds))
             then_s = until_s[:, None] + self.time_s
             came_from.append(then_s.argmin(axis=0))
             until_s = then_s.min(axis=0)
-        return sorted(found)
+        return sorted(timed)
 
     def plan(self, rounds: list[tuple[int, int]]) -> Plan:
         """The plan: in every round packs that end together; one that memory makes too many comes after the others."""
