@@ -105,6 +105,8 @@ class Node(Checked):
     """Least time of every step of a ring that leaves the node, what the NICs' transport adds."""
     all_to_all_share: PositiveShare = 1.0
     """Share of what NICs carry in rings that all-to-alls between nodes reach, where many meet at one receiver."""
+    idle_gpus: Number = 0
+    """GPUs beside them that train nothing, but are paid for and draw power: 8 where 64 of a rack of 72 are used."""
     host_time: Ratio = 1.0
     """Time of a launch on its processors over that on the H100 servers of the calibrations, as clocks say it."""
     arm_host: bool = False
@@ -115,6 +117,11 @@ class Node(Checked):
     Source: Latif et al., arXiv 2412.08602: 8 H100 at most 8.4 kW, 1.5 x 5.6 (rated 10.2 kW, 1.82 x 5.6).
     """
     source: str = ""
+
+    @property
+    def paid_share(self) -> float:
+        """GPUs that are paid for over those that train."""
+        return (self.gpus + self.idle_gpus) / self.gpus
 
     @property
     def host_link_bytes_per_s_per_gpu(self) -> float:

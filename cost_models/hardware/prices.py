@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -54,6 +54,15 @@ class PriceRange:
     def stated(cls, usd: float) -> PriceRange:
         """A single price that the user gives."""
         return cls(low_usd=usd, typical_usd=usd, high_usd=usd)
+
+    def times(self, factor: float) -> PriceRange:
+        """The same of so many times as many GPUs."""
+        return replace(
+            self,
+            low_usd=self.low_usd * factor,
+            typical_usd=self.typical_usd * factor,
+            high_usd=self.high_usd * factor,
+        )
 
     @property
     def usd(self) -> dict[str, float]:

@@ -104,9 +104,17 @@ def node_w(node: Node, mean_gpu_w: float) -> float:
 
         P = n gpu + (ratio - 1) n limit (f + (1 - f) gpu / limit),    f = 0.5
 
+    and the same for its GPUs that train nothing, at what they draw without work.
+
     Limits: GPUs at their limit, ratio x n x limit.
     Source: Node.server_ratio, FIXED_SHARE.
     """
+    idle = 0.0 if not node.idle_gpus else node.idle_gpus * _with_its_server_w(node, idle_w(node.gpu))
+    return node.gpus * _with_its_server_w(node, mean_gpu_w) + idle
+
+
+def _with_its_server_w(node: Node, mean_gpu_w: float) -> float:
+    """A GPU and its part of the rest of the server."""
     load = mean_gpu_w / node.gpu.tdp_w
     rest_w = (node.server_ratio - 1.0) * node.gpu.tdp_w * (FIXED_SHARE + (1.0 - FIXED_SHARE) * load)
-    return node.gpus * (mean_gpu_w + rest_w)
+    return mean_gpu_w + rest_w

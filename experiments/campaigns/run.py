@@ -17,7 +17,7 @@ from hdpsim.experiments.output.amounts import duration, large_amount
 from hdpsim.experiments.output.statistics import Estimate, estimate
 from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.studies.comparing.compare import Report, reported, silent
-from hdpsim.experiments.studies.money import Costs, Target, price_of
+from hdpsim.experiments.studies.money import Costs, Target, mean_price
 from hdpsim.experiments.studies.power import Power, waiting_power
 from hdpsim.simulator.campaign.run_with_failures import simulate_campaign
 from hdpsim.simulator.campaign.setup import ACCOUNTS, EFFECTIVE, CampaignResult, CampaignSetup
@@ -95,7 +95,7 @@ class CampaignStudy:
         cluster, options = self.scenario.cluster, self.scenario.costs
         duration_s = self.plan.setup.duration_s
         return Costs(
-            price=price_of(cluster.gpu, options),
+            price=mean_price(cluster, options),
             power=self._power(),
             gpus=cluster.gpus,
             tokens_per_s=self.tokens.mean / duration_s,

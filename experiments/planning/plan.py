@@ -30,7 +30,7 @@ from hdpsim.experiments.planning.search.space import ANY_GPUS, USUAL_SCHEDULES
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.report import saved_words
-from hdpsim.experiments.studies.money import price_of
+from hdpsim.experiments.studies.money import mean_price, price_of
 from hdpsim.experiments.studies.step_report import headline, one_line
 
 if TYPE_CHECKING:
@@ -271,7 +271,10 @@ def _usd_per_million(one: Evaluated) -> float | None:
 
 
 def _gpus(one: Evaluated) -> str:
-    return f"{one.setup.cluster.gpus:,} x {one.setup.cluster.gpu.name}"
+    cluster = one.setup.cluster
+    idle = cluster.node.idle_gpus
+    share = f" ({cluster.node.gpus} of {cluster.node.gpus + idle})" if idle else ""
+    return f"{cluster.gpu_words}{share}"
 
 
 def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
@@ -422,6 +425,6 @@ def remarks(scenario: Scenario, found: SearchResult) -> tuple[str, ...]:
         lines.append(
             "Jitter (execution.jitter, node_jitter, step_jitter) has no lower bound: nothing was pruned by one."
         )
-    lines.append(price_of(found.best[0].setup.cluster.gpu, scenario.costs).note)
+    lines.append(mean_price(found.best[0].setup.cluster, scenario.costs).note)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
     return tuple(lines)

@@ -15,7 +15,7 @@ from hdpsim.experiments.output.statistics import Estimate, estimate_json
 from hdpsim.experiments.studies.power import Power, power_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.hardware.parts import Cluster, Gpu
+    from hdpsim.cost_models.hardware.parts import Cluster, Gpu, Node
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.studies.comparing.compare import Outcome
 
@@ -31,12 +31,14 @@ class Price:
         asked: the kind of provider that was asked for.
         range: None where nobody has said.
         listed: the list that says so; empty where the scenario does.
+        paid: what else is paid with each GPU that trains, in words.
     """
 
     gpu: str
     asked: str
     range: PriceRange | None
     listed: str = ""
+    paid: str = ""
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -48,7 +50,7 @@ class Price:
         """A sentence that says where the price is from."""
         if self.range is None:
             return f"Cost: the price of {self.gpu} is unknown; costs.price gives one (such as 3.09USD/h)."
-        dollars = f"Cost: GPUs only, {self.range.typical_usd:,.2f} USD an hour for each {self.gpu}"
+        dollars = f"Cost: GPUs only, {self.range.typical_usd:,.2f} USD an hour for each {self.gpu}{self.paid}"
         if not self.range.source:
             return f"{dollars}, as the scenario says."
         known = self.range
@@ -82,8 +84,11 @@ def price_of(gpu: Gpu, costs: CostOptions) -> Price:
 
 
 def mean_price(cluster: Cluster, costs: CostOptions) -> Price:
-    """The price of the cluster's GPU; of several kinds the mean over all GPUs, unknown where one of theirs is."""
-    prices = [price_of(kind.gpu, costs) for kind in cluster.kinds]
+    """The price of the cluster's GPU, with its part of those that are idle.
+
+    Of several kinds it is the mean over all GPUs, and unknown where one of theirs is.
+    """
+    prices = [_with_idle(price_of(kind.gpu, costs), kind.node) for kind in cluster.kinds]
     if len(prices) == 1:
         return prices[0]
     known = [price.range for price in prices if price.range is not None]
@@ -101,6 +106,14 @@ def mean_price(cluster: Cluster, costs: CostOptions) -> Price:
         )
     name = f"GPU (mean of {cluster.gpu_words})"
     return Price(gpu=name, asked=prices[0].asked, range=mean, listed=prices[0].listed)
+
+
+def _with_idle(price: Price, node: Node) -> Price:
+    """Of a GPU that trains, where others of its node train nothing but are paid for."""
+    if not node.idle_gpus:
+        return price
+    paid = f" that trains ({node.gpus + node.idle_gpus} are paid for {node.gpus} that train)"
+    return replace(price, range=price.range and price.range.times(node.paid_share), paid=paid)
 
 
 def time_at(tokens: float, tokens_per_s: Estimate) -> Estimate:

@@ -9,7 +9,7 @@ from hdpsim.cost_models.reading.units import DAY_S, HOUR_S
 from hdpsim.experiments.bands.memory_fit import fits_probability
 from hdpsim.experiments.output.document import Column, Document, Table, files_of, interval
 from hdpsim.experiments.output.statistics import estimate_json, with_interval
-from hdpsim.experiments.studies.money import price_of, usd_words
+from hdpsim.experiments.studies.money import mean_price, usd_words
 from hdpsim.experiments.studies.step_report import averaging, band_lines, memory_json, scenario_document
 from hdpsim.simulator.step_memory import plan_memory
 
@@ -83,7 +83,7 @@ class _Money:
     def __init__(self, checked: CheckedScenario, tokens: float | None) -> None:
         base, scenario = checked.trials.base, checked.trials.scenario
         cluster = scenario.cluster
-        self.price, self.tokens = price_of(cluster.gpu, scenario.costs), tokens
+        self.price, self.tokens = mean_price(cluster, scenario.costs), tokens
         hourly = self.price.usd_per_hour
         self._per_s = None if hourly is None else hourly * cluster.gpus / HOUR_S
         self._step_s = base.step_s.mean

@@ -52,7 +52,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     assert target is not None
     return {
         "gpu": offer.scenario.cluster.gpu.name,
-        **attributes(offer, "gpus tokens days surely_days usd surely_usd probability"),
+        **attributes(offer, "gpus paid_gpus tokens days surely_days usd surely_usd probability"),
         "usd_range": target.costs.usd(target.tokens),
         **attributes(target, "kwh gpu_hours"),
         "seconds": estimate_json(offer.seconds),
@@ -133,6 +133,9 @@ def _kwh(result: TypeResult) -> float | None:
 
 
 def _reason(result: TypeResult) -> str:
+    if result.offer is not None and (idle := result.offer.scenario.cluster.node.idle_gpus):
+        used = result.offer.scenario.cluster.node.gpus
+        return f"{used} GPUs of each rack of {used + idle} train; all {result.offer.paid_gpus:,} are paid"
     if result.fastest is None or result.offer is not None or result.dear is not None:
         return result.reason
     gpus, seconds = result.fastest

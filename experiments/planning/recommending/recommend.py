@@ -17,9 +17,9 @@ from hdpsim.experiments.bands.memory_fit import shipped_margin
 from hdpsim.experiments.planning.plan import words_of
 from hdpsim.experiments.planning.search.budget import NO_LIMIT, Budget
 from hdpsim.experiments.planning.search.search import search
-from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, node_of, space_of
+from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, servers_of, space_of
 from hdpsim.experiments.scenario.overrides import parse_override
-from hdpsim.experiments.studies.money import price_of
+from hdpsim.experiments.studies.money import mean_price
 
 from .goal import USUAL_CONFIDENCE
 from .most_for_money import makes_most
@@ -140,15 +140,22 @@ def recommend(
     """
     names = tuple(catalog.gpu(name).name for name in gpu_types) or (scenario.cluster.gpu.name,)
     best: Best = aim if goal.wanted == "gpus" else goal.wanted
+    known = [parse_override(text)[0] for text in pinned]
     types = []
     for number, name in enumerate(names):
         progress(number, len(names), name)
-        one = _OneType(
-            scenario=scenario, goal=goal, aim=best, confidence=confidence, pinned=pinned, gpu=name,
-            site=(("cluster.node", node_of(scenario, name)),) if gpu_types else (),
-            budget=budget.part(1.0 / len(names)),
-        )  # fmt: skip
-        types.append(_answer(one, keep_layout, alone=len(names) == 1))
+        servers = servers_of(scenario, name if gpu_types else None, known)
+        answers = [
+            _answer(
+                _OneType(
+                    scenario=scenario, goal=goal, aim=best, confidence=confidence, pinned=pinned, gpu=name,
+                    site=server, budget=budget.part(1.0 / len(names) / len(servers)),
+                ),
+                keep_layout, alone=len(names) == len(servers) == 1,
+            )
+            for server in servers
+        ]  # fmt: skip
+        types.append(min(answers, key=lambda result: _rank(result.offer or result.dear, best)))
     progress(len(names), len(names), "")
     types.sort(key=lambda result: _rank(result.offer or result.dear, best))
     if types[0].offer is None:
@@ -177,7 +184,7 @@ def _rank(offer: Offer | None, aim: Best) -> tuple[int, float, float]:
         return 0, -offer.tokens, usd
     if aim == "days":
         return 0, offer.surely_s, usd
-    return (0, usd, offer.gpus) if aim == "usd" else (0, offer.gpus, usd)
+    return (0, usd, offer.paid_gpus) if aim == "usd" else (0, offer.paid_gpus, usd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +335,10 @@ class _OneType:
     @property
     def _server_gpus(self) -> int:
         """GPUs of a whole server of the type: 8 mostly, 72 of a rack of GB200."""
-        name = dict(self.site).get("cluster.node")
+        site = dict(self.site)
+        if "cluster.node.gpus" in site:
+            return int(str(site["cluster.node.gpus"]))
+        name = site.get("cluster.node")
         return self.scenario.cluster.node.gpus if name is None else catalog.node(str(name)).gpus
 
     def _at(self, layout: Overrides, gpus: int) -> Scenario:
@@ -358,7 +368,7 @@ class _OneType:
         if self.goal.seconds is None:
             gpus = tokens / TOKENS_PER_GPU
         elif self.goal.tokens is None:
-            hourly = price_of(cluster.gpu, self.scenario.costs).usd_per_hour
+            hourly = mean_price(cluster, self.scenario.costs).usd_per_hour
             assert self.goal.usd
             assert hourly
             gpus = self.goal.usd / hourly / (self.goal.seconds / HOUR_S)
@@ -384,7 +394,7 @@ class _OneType:
     def _layouts(self, gpus: int, number: int = 0, seeds: Sequence[Candidate] = ()) -> SearchResult:
         """The best layouts on so many GPUs, by the first batch; none where none fits."""
         sized = self._sized(gpus)
-        space = space_of(sized, pinned=[parse_override(text)[0] for text in self.pinned])
+        space = space_of(sized, pinned=["cluster.node", *(parse_override(text)[0] for text in self.pinned)])
         share = (*self._shares, *len(SHARES) * (0.0,))[number]
         budget = self.budget.part(share * (1.0 if self.budget.seconds is None else SEARCHING))
         headroom = shipped_margin().headroom

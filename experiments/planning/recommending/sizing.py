@@ -12,7 +12,7 @@ from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.campaigns.run import campaign_to
 from hdpsim.experiments.campaigns.setup import plan_campaign
-from hdpsim.experiments.studies.money import price_of
+from hdpsim.experiments.studies.money import mean_price
 from hdpsim.simulator.planning import plan_batch
 
 from .goal import Goal, probability, slower_with, surely_s
@@ -63,6 +63,12 @@ class Offer:
     def gpus(self) -> int:
         """Number of all GPUs."""
         return self.scenario.cluster.gpus
+
+    @property
+    def paid_gpus(self) -> int:
+        """With those of its racks that train nothing."""
+        cluster = self.scenario.cluster
+        return cluster.gpus + cluster.nodes * cluster.node.idle_gpus
 
     @property
     def tokens(self) -> float:
@@ -170,7 +176,7 @@ class Sizing:
         seconds = USD / (USD an hour of a GPU x GPUs / 3600); endless without a sum
         """
         scenario, _ = self._plans[gpus]
-        hourly = price_of(scenario.cluster.gpu, scenario.costs).usd_per_hour
+        hourly = mean_price(scenario.cluster, scenario.costs).usd_per_hour
         if self.goal.usd is None or not hourly:
             return math.inf
         return self.goal.usd / (hourly * gpus / HOUR_S)

@@ -16,7 +16,7 @@ from hdpsim.cost_models.kernels.power import COMMUNICATION_SHARE, waiting_w
 from hdpsim.cost_models.reading.units import HOUR_S
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
 from hdpsim.experiments.output.meanings import meanings
-from hdpsim.experiments.studies.money import price_of
+from hdpsim.experiments.studies.money import mean_price
 from hdpsim.experiments.studies.power import cluster_power
 from hdpsim.simulator.setup import Setup
 
@@ -175,7 +175,7 @@ def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: C
 
 def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
     """What all GPUs cost; None where their price is unknown."""
-    price = price_of(setup.cluster.gpu, costs).usd_per_hour
+    price = mean_price(setup.cluster, costs).usd_per_hour
     return None if price is None else price * setup.cluster.gpus / HOUR_S
 
 

@@ -35,6 +35,9 @@ VARIANT_KEYS = ("strategy.name", "strategy.packing", "layout.cp", "layout.rank_c
 
 USUAL_SCHEDULES = ("1f1b", "interleaved")
 """Schedules that every training stack has."""
+MOST_OF_A_SERVER = 16
+"""GPUs of a server; racks have more, of which runs take as many as divide well (MLPerf Training 5.0: 2,496 = 39 x 64).
+"""
 ANY_GPUS = (
     "layout.tp=1", "layout.pp=1", "layout.vpp=1", "layout.schedule=1f1b", "layout.cp=auto", "layout.ep=1",
     "layout.etp=auto",
@@ -288,13 +291,61 @@ def space_of(
                 KEYS[key].parse(value)
             except ValueError as error:
                 raise UserInputError(f"--search: {key}: {error}") from None
-    nodes: list[Changes] = [(("cluster.node", node_of(scenario, name)),) for name in gpu_types] or [()]
-    counts: list[Changes] = [(("gpus", count),) for count in gpus] or [()]
+    sites = [
+        site
+        for name in gpu_types or (None,)
+        for count in gpus or (None,)
+        for site in _sites(scenario, name, count, pinned)
+    ]
     return Space(
-        sites=tuple((*node, *count) for node in nodes for count in counts),
+        sites=tuple(sites),
         pinned=frozenset(pinned),
         values=values or {},
     )
+
+
+def _sites(
+    scenario: Scenario, gpu_type: str | None, count: int | None, pinned: Sequence[str]
+) -> list[Changes]:
+    """So many GPUs of a type, in whole servers, or in shares of racks where whole racks do not divide them.
+
+    Of the scenario's own racks both are tried: all GPUs of each, and its share.
+    """
+    whole, *shares = servers_of(scenario, gpu_type, pinned)
+    if not shares:
+        return [_with_count(whole, count)]
+    (share,) = shares
+    rack = scenario.cluster.node if gpu_type is None else catalog.node(node_of(scenario, gpu_type))
+    used, gpus = _count(dict(share)["cluster.node.gpus"]), count or scenario.cluster.gpus
+    if gpus % rack.gpus == 0:
+        own = [] if count or gpu_type else [_with_count(share, gpus // rack.gpus * used)]
+        return [_with_count(whole, count), *own]
+    return [_with_count(whole if gpus % used else share, count)]
+
+
+def _with_count(site: Changes, count: int | None) -> Changes:
+    return site if count is None else (*site, ("gpus", count))
+
+
+def servers_of(scenario: Scenario, gpu_type: str | None, pinned: Sequence[str]) -> list[Changes]:
+    """The server of a type of GPU, or of the scenario; of a rack also the usual share of it, 64 GPUs of 72.
+
+    Degrees of 8 and 16 divide that share. The other GPUs of the rack are idle, but paid for. A server of which some
+    key is pinned stays as it is.
+    """
+    whole: Changes = () if gpu_type is None else (("cluster.node", node_of(scenario, gpu_type)),)
+    if any(key.startswith("cluster.node") for key in pinned) or len(scenario.cluster.kinds) > 1:
+        return [whole]
+    node = scenario.cluster.node if gpu_type is None else catalog.node(node_of(scenario, gpu_type))
+    used = 2 ** (node.gpus.bit_length() - 1)
+    if node.gpus <= MOST_OF_A_SERVER or used == node.gpus or node.nics * used % node.gpus:
+        return [whole]
+    share: Changes = (
+        ("cluster.node.gpus", used), ("cluster.node.nics", node.nics * used // node.gpus),
+        ("cluster.node.idle_gpus", node.gpus - used),
+        ("cluster.node.host_memory", f"{node.host_memory_bytes * used / node.gpus / 1e9:.0f}GB"),
+    )  # fmt: skip
+    return [whole, (*whole, *share)]
 
 
 def node_of(scenario: Scenario, gpu_type: str) -> str:

@@ -351,7 +351,7 @@ def test_racks_of_72_gpus_stand_beside_servers_of_8(keep_layout: bool) -> None:
     said = recommend_document(found).text()
     assert "USD an hour for each gb200-186gb" in said
     assert "USD an hour for each h100-80gb" in said
-    assert offers["gb200-186gb"].gpus % 72 == 0  # type: ignore[union-attr]
+    assert offers["gb200-186gb"].paid_gpus % 72 == 0  # type: ignore[union-attr]
     assert offers["h100-80gb"].gpus % 8 == 0  # type: ignore[union-attr]
 
 

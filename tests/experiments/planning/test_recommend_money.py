@@ -168,7 +168,7 @@ class Known(Sizing):
     def offer(self, gpus: int) -> Any:
         seconds = self.about_s(gpus)
         self.met[gpus] = SimpleNamespace(
-            gpus=gpus, seconds=seconds, surely_s=seconds, usd=gpus * seconds,
+            gpus=gpus, paid_gpus=gpus, seconds=seconds, surely_s=seconds, usd=gpus * seconds,
             within=seconds <= self.lasts_s(gpus),
         )  # fmt: skip
         return self.met[gpus]
