@@ -87,10 +87,33 @@ def _plan(setup: Setup, tokens: Ints, quick: bool) -> tuple[Plan, PlanningProble
         held = held_tokens(kind, capacity)
         check_fits(kind, memory_of(kind, held, micro_batches=1, sequence_tokens=1))
     problem = _estimating(setup, replace(_problem(setup, tokens, capacities), quick=quick))
+    least = least_micro_batches(setup, problem) if setup.memory.must_fit else 1
+    if least > 1:
+        capacity = problem.capacity_tokens
+        check_fits(setup, memory_of(setup, capacity, micro_batches=least, sequence_tokens=1))
     plan = make_plan(problem)
     report = plan_memory(setup, plan)
     check_fits(setup, report)
     return plan, problem, report
+
+
+def least_micro_batches(setup: Setup, problem: PlanningProblem) -> int:
+    """Micro-batches that some rank runs at least, whatever the plan; 1 where plans decide what a rank holds at a time.
+
+        sum over sequences of tokens / tokens that a rank holds at a time, over all ranks, rounded up
+
+    A rank holds at most C tokens, and of a longer sequence what fits with all layers but two offloaded. Where C is not
+    stated, memory has room for it in a full pipeline.
+    """
+    options = setup.strategy
+    by_plan = options.has_one_mesh or options.is_own or options.communicators != "shared"
+    stated = setup.layout.context.rank_capacity_tokens is not None
+    if by_plan or not stated or problem.mixed is not None:
+        return 1
+    inside = problem.lengths <= problem.capacity_tokens
+    most = problem.most_tokens if options.selective_offloading else problem.capacity_tokens
+    slots = problem.lengths[inside].sum() / problem.capacity_tokens + problem.lengths[~inside].sum() / most
+    return max(1, int(np.ceil(slots / problem.ranks - 1e-9)))
 
 
 def _estimating(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
