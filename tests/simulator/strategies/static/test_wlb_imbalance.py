@@ -88,7 +88,7 @@ def test_packs_of_one_length_are_as_unequal_as_published(
 def test_documents_as_they_come_are_as_unequal_as_published_if_they_stay_whole(
     packing: Packing, expected: float
 ) -> None:
-    """The paper prints 1.44; that its loader cuts no documents is inferred (docs/explanation/strategies.md)."""
+    """The paper prints 1.44; that its loader cuts no documents is inferred (docs/explanation/other_planners.md)."""
     packed = pack(np.concatenate(drawn(1000)), CONTEXT, packing)
     loads = np.bincount(packed.micro_batch, weights=work(packed.tokens))
     steps = loads[: len(loads) // MICRO_BATCHES * MICRO_BATCHES].reshape(-1, MICRO_BATCHES)
