@@ -9,14 +9,10 @@ import textwrap
 from functools import cache
 
 
+@cache
 def field_words(kind: type) -> dict[str, str]:
     """Field -> what is said of it, on one line; fields of which nothing is said are left out."""
-    return _words(inspect.getsource(kind))
-
-
-@cache
-def _words(source: str) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(source)).body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     attributes = (ast.get_docstring(definition) or "").partition("Attributes:\n")[2]
     words = named_words(attributes)

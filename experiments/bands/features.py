@@ -56,17 +56,21 @@ class Features:
     @classmethod
     def read(cls, cells: dict[str, str]) -> Features:
         """From the cells of a CSV row; a feature that an older file does not have keeps its default."""
-        names = (field.name for field in fields(cls) if field.name in cells or field.default is MISSING)
-        return cls(**{name: _PARSED[_kinds()[name]](cells[name]) for name in names})
+        return cls(**{name: parse(cells[name]) for name, parse in _parsers(tuple(cells))})
 
 
 _PARSED: dict[type, Callable[[str], Any]] = {bool: "True".__eq__, int: int, float: float, str: str}
 
 
 @cache
-def _kinds() -> dict[str, Any]:
-    """The types of the features: working them out takes longer than reading a row."""
-    return get_type_hints(Features)
+def _parsers(columns: tuple[str, ...]) -> tuple[tuple[str, Callable[[str], Any]], ...]:
+    """How each feature is read from a file of these columns: working that out takes longer than reading a row."""
+    kinds = get_type_hints(Features)
+    return tuple(
+        (field.name, _PARSED[kinds[field.name]])
+        for field in fields(Features)
+        if field.name in columns or field.default is MISSING
+    )
 
 
 DISCRETE = {

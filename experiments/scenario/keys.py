@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_args, get_type_hints
 
 from hdpsim.cost_models.layout.layout import GROUPS
@@ -45,7 +45,7 @@ def layout_keys() -> dict[str, Key]:
     """The keys `layout.*`: of every field of every group of a layout."""
     keys = {}
     for kind in GROUPS.values():
-        hints, words = get_type_hints(kind, include_extras=True), field_words(kind)
+        hints = get_type_hints(kind, include_extras=True)
         for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
             said = about(item)
             name = said.name or item.name
@@ -53,7 +53,7 @@ def layout_keys() -> dict[str, Key]:
             keys[f"layout.{name.removesuffix(_TOKENS)}"] = Key(
                 parse=or_word(said.none, parse) if said.none else parse,
                 default=item.default,
-                meaning=words[item.name].replace("None =", f"{said.none}:"),
+                said=partial(_meaning, kind, item.name, said.none),
                 basic=said.basic,
                 needs=tuple(need.words for need in said.needs),
             )
@@ -76,16 +76,23 @@ def keys_of(
         without: fields that are no keys of this section.
         basic: fields that everybody needs.
     """
-    hints, words = get_type_hints(kind, include_extras=True), field_words(kind)
+    hints = get_type_hints(kind, include_extras=True)
     keys = {}
     for item in fields(kind):
         if item.name not in without:
             parse = (read or {}).get(item.name) or parser_of(hints[item.name])
-            meaning = words[item.name].replace("None =", f"{parse.none}:")
             keys[f"{section}.{key_name(item)}"] = Key(
-                parse=parse, default=item.default, meaning=meaning, basic=item.name in basic
+                parse=parse,
+                default=item.default,
+                said=partial(_meaning, kind, item.name, parse.none),
+                basic=item.name in basic,
             )
     return keys
+
+
+def _meaning(kind: type, field: str, none: str) -> str:
+    """What is said of a field, with the word that a scenario has for None."""
+    return field_words(kind)[field].replace("None =", f"{none}:")
 
 
 _KINDS: Mapping[str, Parser] = {
@@ -135,6 +142,6 @@ def _key(row: Mapping[str, Any]) -> Key:
     return Key(
         parse=parse,
         default=REQUIRED if row.get("required") else default,
-        meaning=row["means"],
+        said=partial(str, row["means"]),
         basic=row.get("basic", False),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hdpsim.cost_models.reading.units import written_quantity
@@ -48,16 +48,21 @@ class Key:
     Attributes:
         parse: how its value is read and written.
         default: our value when the key is absent, or REQUIRED.
-        meaning: what it says.
+        said: tells what it means. Asked when somebody wants to know: it may have to read the source of a class.
         basic: whether everybody needs it, not experts alone.
         needs: what of other keys it needs to have an effect.
     """
 
     parse: Parser
     default: object = REQUIRED
-    meaning: str = ""
+    said: Callable[[], str] = str
     basic: bool = False
     needs: tuple[str, ...] = ()
+
+    @property
+    def meaning(self) -> str:
+        """What it means."""
+        return self.said()
 
     @property
     def required(self) -> bool:
