@@ -24,6 +24,11 @@ PERMUTATION_LAUNCHES = 12.0  # permutation and its inverse 8, counting and sorti
 # Of an expert's input or gradient: the cast, and the tensors of its two copies and their scales.
 NARROW_CASTS = 2.0
 AMAX_LAUNCHES = 1.0  # before it where the scale is the tensor's own: the largest element
+# Of an expert that takes its tokens by index, beside its products: its tokens are looked up (for which the host waits)
+# and taken, an activation, scores taken and multiplied, outputs added to the common ones; a gate is a product and a
+# multiplication more. Source: transformers 4, models/mixtral, models/qwen3_moe (SparseMoeBlock.forward).
+INDEXED_LAUNCHES = 6.0
+INDEXED_GATE_LAUNCHES = 2.0
 PADDING_LAUNCHES = 2.0  # rows of all experts into a padded buffer, and out of one
 EXPERT_BIAS_LAUNCHES = 2.0  # of an expert: times the routing weights, added
 CLAMP_LAUNCHES = 3.0
@@ -51,7 +56,8 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8 (one product), permutation and its inverse 8, sorting 4 (fused dispatch: router only);
                   modules: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more for the
-                  cast of what it reads (3 with scales of the tensor itself); padding of all rows 2
+                  cast of what it reads (3 with scales of the tensor itself); padding of all rows 2; indexed: for every
+                  expert 10 (8 without a gate), and no permutation
                   separate kernels: none here, see expert_loops
         Mamba-2   norm, 2 products, 7 kernels between them, add; of a hybrid's layers each has what its one part needs
         adapters  4 of every adapted matrix (+ 4 copies under autocast, 2 in 32 bits, 1 for dropout), and with tensor
@@ -154,10 +160,10 @@ def backward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
     if not layout.host.cuda_graphs:
         products = _products(model, layout.kernels, moe=moe) if model.frozen else 0
         twice -= scale_update_launches(layout) + products
-    if not moe or _graphed(layout):
+    if not moe or _graphed(layout) or layout.experts.kernels in ONE_KERNEL:
         return twice
-    experts, per_expert = _experts_apart(model, layout)
-    return twice - _expert_matrices(model) * experts * (per_expert - 1.0)
+    experts, _ = _experts_apart(model, layout)
+    return twice - _expert_matrices(model) * experts * _casts_of_an_expert(layout)
 
 
 def expert_loops(model: Model, layout: Layout, *, backward: bool) -> tuple[float, float]:
@@ -208,11 +214,18 @@ def _overlapped(layout: Layout) -> bool:
 
 
 def _experts_apart(model: Model, layout: Layout) -> tuple[float, float]:
-    """Experts whose products Python issues one by one, and launches of one of them; grouped: one of one."""
+    """Experts whose products Python issues one by one, and launches of each of their matrices; grouped: one of one."""
     if layout.experts.kernels in ONE_KERNEL:
         return 1.0, 1.0
-    experts = _experts_of_a_gpu(model, layout) if layout.experts.kernels == "modules" else 0.0
-    return experts, 1.0 + _casts_of_an_expert(layout)
+    casts = _casts_of_an_expert(layout)
+    match layout.experts.kernels:
+        case "modules":
+            return _experts_of_a_gpu(model, layout), 1.0 + casts
+        case "indexed":
+            others = INDEXED_LAUNCHES + INDEXED_GATE_LAUNCHES * model.gated_mlp
+            return _experts_of_a_gpu(model, layout), 1.0 + others / _expert_matrices(model) + casts
+        case _:
+            return 0.0, 1.0 + casts
 
 
 def _experts_of_a_gpu(model: Model, layout: Layout) -> float:
@@ -228,7 +241,8 @@ def _casts_of_an_expert(layout: Layout) -> float:
 
 def _expert_launches(model: Model, layout: Layout) -> float:
     """Everything behind the router: the way to the routed experts, their products, the way back."""
-    count = 0.0 if layout.experts.dispatch == "fused" else PERMUTATION_LAUNCHES
+    unsorted = layout.experts.dispatch == "fused" or layout.experts.kernels == "indexed"
+    count = 0.0 if unsorted else PERMUTATION_LAUNCHES
     experts, per_expert = _experts_apart(model, layout)
     count += _expert_matrices(model) * per_expert * experts
     if layout.experts.kernels != "fused":

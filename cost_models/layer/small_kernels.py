@@ -41,6 +41,13 @@ PADDING = 4.0
 # part taken out of a copy of the whole (2) that is zeroed there (3); of the part's input, put into zeros (3) and added.
 MODULES = 3.0
 MODULES_BACKWARD = (2.0, 8.0)
+# Experts that take their tokens by index. Forward, of their own rows: outputs times scores (2), added to rows of the
+# common output (2 + 1, of which a sum of all outputs is counted as 2); of all tokens: that output zeroed (1).
+# Backward, of their own rows: gradients of scores, products and their sum (3 + 2 + 1), gradients through gate and up
+# projection added (3), written into (3, of which 2 are counted); of all tokens and for each expert: zeros (1) and their
+# sum with what other experts made (3).
+INDEXED, INDEXED_BACKWARD = 3.0, 10.0
+INDEXED_OF_ALL, INDEXED_OF_ALL_BACKWARD = 1.0, 4.0
 
 # Operations that a stack leaves to PyTorch are kernels of their own. They load and store whole vectors where all
 # operands are contiguous and of one type. Views of part of a tensor, operands that are broadcast, and operands of two
@@ -138,7 +145,7 @@ class SmallKernels:
     One norm in a parallel block, whose sum of three needs one kernel. With recompute_small_kernels the backward runs
     norms, activation and clamps of the forward again.
     expert_padding with narrow products 4 etp k h / t in both directions; experts as modules 3 etp k h / t, backward
-    (2 + 8 experts of a GPU) etp k h / t.
+    (2 + 8 experts of a GPU) etp k h / t; by index (3 k + 1) etp h / t, backward (10 k + 4 experts of a GPU) etp h / t.
     Every kernel starts up and drains on the device besides (kernel_tail_s; twice as many in the backward).
     Separate updates of delayed scales: so many kernels in each pass, whatever the tokens (scale_updates).
     Counted: every kernel reads and writes its tensors once, the mask of a dropout, twice as much in the backward
@@ -151,9 +158,10 @@ class SmallKernels:
     (64 experts in MXFP8 on a GB200, 262,144 rows, 2,560 x 1,280, forward and backward: 8.8 ms fused, marin-community,
     marin, issue 7282; here 9.5).
     Source: derivation; *passes* (casts, a separate rotary embedding) calibrated. SequentialMLP, fp8_padding and
-    fp8_unpadding: Megatron-Core, transformer/moe/experts.py. One layer on H100
-    (Megatron-LM, moe_perf/baseline.json): 32,768 rows of 7,168 take 0.6 ms forward and 0.7 backward longer with
-    DeepEP, which leaves padding to copies, than with HybridEP, which pads as it sends; here 0.6.
+    fp8_unpadding: Megatron-Core, transformer/moe/experts.py; by index: transformers 4, MixtralSparseMoeBlock.forward
+    (models/mixtral). One layer on H100 (Megatron-LM, moe_perf/baseline.json): 32,768 rows of 7,168 take 0.6 ms forward
+    and 0.7 backward longer with DeepEP, which leaves padding to copies, than with HybridEP, which pads as it sends:
+    here 0.6.
     """
 
     def __init__(self, model: Model, layout: Layout, gpu: Gpu, cal: Calibration, *, moe: bool) -> None:
@@ -310,6 +318,11 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
         fixed_passes, passes_of_an_expert = MODULES_BACKWARD
         forward += MODULES * held
         backward += (fixed_passes + passes_of_an_expert * max(1, model.experts // layout.parallel.ep)) * held
+    elif layout.experts.kernels == "indexed":
+        everything = held / model.top_k
+        forward += INDEXED * held + INDEXED_OF_ALL * everything
+        of_all = INDEXED_OF_ALL_BACKWARD * max(1, model.experts // layout.parallel.ep)
+        backward += INDEXED_BACKWARD * held + of_all * everything
     width = model.routed_hidden / layout.parallel.tp
     return forward * width, backward * width
 

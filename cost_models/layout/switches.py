@@ -30,7 +30,7 @@ ContextParallelKind = Literal[
 ]
 ContextSharding = Literal["document", "pack", "adaptive"]
 ExpertDispatch = Literal["all-to-all", "fused"]
-ExpertKernels = Literal["grouped", "separate", "modules", "fused"]
+ExpertKernels = Literal["grouped", "separate", "modules", "indexed", "fused"]
 ExpertRouting = Literal["loss", "bias", "even", "in-turn", "untrained"]
 ExpertWeights = Literal["outputs", "activations"]
 GraphScope = Literal["layers", "iteration"]
@@ -306,8 +306,9 @@ class Experts(Group):
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
     kernels: ExpertKernels = switch("grouped", name="expert_kernels")
     """separate: the host launches one product (and cast) per expert on several streams (Transformer Engine); modules:
-    one MLP after the other, each writes into its part of a common output (Megatron-Core's SequentialMLP); grouped: one
-    kernel for all; fused: such kernels that clamp, weigh and add biases, too."""
+    one MLP after the other, each writes into its part of a common output (Megatron-Core's SequentialMLP); indexed: one
+    MLP after the other, each takes its tokens out of all and adds to their outputs (transformers before release 5);
+    grouped: one kernel for all; fused: such kernels that clamp, weigh and add biases, too."""
     imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
         None, name="expert_imbalance", none="auto", needs=(needs.BUSIEST,)
     )

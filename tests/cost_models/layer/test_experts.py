@@ -239,6 +239,19 @@ class TestLaunchesOfExperts:
         assert launches() == grouped + 2 * (4 - 1)
         assert launches(precision="fp8") == launches(precision="mxfp8") == grouped + 2 * (3 * 4 - 1)
 
+    @pytest.mark.parametrize(("gated", "operations"), [(True, 10), (False, 8)])
+    def test_experts_that_take_tokens_by_index_are_all_launches(self, gated: bool, operations: int) -> None:
+        model, layout = replace(MIXTRAL, gated_mlp=gated), Layout(expert_kernels="indexed")
+        grouped = forward_launches(model, Layout(), moe=True)
+        # 8 experts; no permutation (8) and no sorting (4), and not the two products of all
+        indexed = forward_launches(model, layout, moe=True)
+        assert indexed == pytest.approx(grouped - 12 - 2 + 8 * operations)
+        assert backward_launches(model, layout, moe=True) == 2 * indexed
+        cal = replace(IDEAL, launch_s=1.0)
+        assert behind_counts_s(model, layout, cal) == pytest.approx(8 * operations)
+        kernels = (small_kernels(model, changed, moe=True) for changed in (layout, Layout()))
+        assert next(kernels) - next(kernels) == pytest.approx(8 * (operations - 2) - 12)
+
     def test_loops_over_four_experts_for_two_matrices(self) -> None:
         layout = Layout(ep=2, expert_kernels="separate")
         for switches, casts in (
@@ -426,7 +439,7 @@ def placements(draw: st.DrawFn) -> tuple[Model, Layout, Layout]:
         recompute=draw(st.sampled_from(["none", "full"])),
         tp_overlap=draw(st.booleans()),
         cuda_graphs=draw(st.booleans()),
-        expert_kernels=draw(st.sampled_from(["grouped", "separate", "modules", "fused"])),
+        expert_kernels=draw(st.sampled_from(["grouped", "separate", "modules", "indexed", "fused"])),
         expert_dispatch=draw(st.sampled_from(["all-to-all", "fused"])),
         expert_padding=draw(st.booleans()),
         expert_imbalance=draw(st.sampled_from([None, 1.0, 1.5])),

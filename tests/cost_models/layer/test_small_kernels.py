@@ -175,6 +175,15 @@ def test_experts_as_modules_write_into_one_output() -> None:
         assert more == (2 + 8 * experts) * 2 * HIDDEN
 
 
+def test_experts_that_take_tokens_by_index_add_to_one_gradient_of_all() -> None:
+    model = replace(MODEL, experts=8, top_k=2)
+    for ep, experts in ((8, 1), (2, 4), (1, 8)):
+        plain, indexed = moe(model, Layout(ep=ep)), moe(model, Layout(ep=ep, expert_kernels="indexed"))
+        assert indexed.routing_passes - plain.routing_passes == (3 * 2 + 1) * HIDDEN
+        more = indexed.routing_passes_backward - plain.routing_passes_backward
+        assert more == (10 * 2 + 4 * experts) * HIDDEN
+
+
 def test_a_scaled_rotary_embedding_is_not_fused() -> None:
     scaled, turned = replace(MODEL, scaled_rotary=True), (HEADS + KV_HEADS) * 128
     # forward 5 passes of vectorised kernels, 7 of views and broadcast operands, at 0.45 of the rate

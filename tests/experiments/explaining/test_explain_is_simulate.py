@@ -50,7 +50,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "layout.bf16_parts": ("none", "attention", "prediction"),
     "layout.gradient_accumulation": ("fused", "separate", "cast"),
     "layout.expert_dispatch": ("all-to-all", "fused"),
-    "layout.expert_kernels": ("grouped", "separate", "modules", "fused"),
+    "layout.expert_kernels": ("grouped", "separate", "modules", "indexed", "fused"),
     "layout.expert_weights": ("outputs", "activations"),
     "layout.attention_kernel": ("flash", "flash", "flash1", "unfused"),
     "layout.tp_exchange": ("none", "none", "gathers", "mlp"),

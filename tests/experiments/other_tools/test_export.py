@@ -72,7 +72,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "gradient_bytes": (2, 4),
     "optimizer_bytes": (12.0, 8.0),
     "expert_dispatch": ("all-to-all", "fused"),
-    "expert_kernels": ("grouped", "separate", "modules", "fused"),
+    "expert_kernels": ("grouped", "separate", "modules", "indexed", "fused"),
     "expert_imbalance": (None, 1.0, 1.3),
     "expert_routing": ("loss", "bias", "even", "in-turn", "untrained"),
     "attention_kernel": ("flash", "flash2", "mxfp8", "unfused"),

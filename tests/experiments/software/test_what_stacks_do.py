@@ -136,7 +136,7 @@ def test_a_head_that_no_plan_cuts_is_told(sp: bool, pp: int, told: bool) -> None
         ("BioNeMo", 2023, "", "attention_kernel", "flash1"),
         ("Megatron-LM", 2024, "moe_grouped_gemm false", "expert_kernels", "modules"),
         ("Megatron-Core", 2025, "moe_grouped_gemm true", "expert_kernels", "separate"),
-        ("Hugging Face Trainer", 2024, "", "expert_kernels", "modules"),
+        ("Hugging Face Trainer", 2024, "", "expert_kernels", "indexed"),
         ("Hugging Face Trainer", 2026, "", "expert_kernels", None),
     ],
 )
