@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 from hdpsim.errors import UserInputError
@@ -62,77 +63,101 @@ def dispatch(
         tasks: numbered from 0 in this order.
         window: no task is started that is this far beyond the oldest one that has not ended.
     """
-    source = enumerate(tasks)
-    suspects: deque[_Task[Arguments]] = deque()
-    running: dict[Future[Any], _Task[Arguments]] = {}
-    started = given_up = succeeded = 0
-    exhausted = False
-
-    def submit(task: _Task[Arguments]) -> bool:
-        try:
-            running[engine.executor.submit(function, task.arguments)] = task
-        except engine.deaths:
-            suspects.appendleft(task)
-            return False
-        return True
-
-    def room() -> bool:
-        if len(running) >= PER_SLOT * engine.slots:
-            return False
-        oldest = min((task.number for task in running.values()), default=started)
-        return window is None or started - oldest < window
-
+    flight = _Flight(engine, function, tasks, window)
     try:
-        while True:
-            healthy = True
-            if suspects:
-                if not running:
-                    healthy = submit(suspects.popleft())
-            else:
-                while healthy and not exhausted and room():
-                    following = next(source, None)
-                    if following is None:
-                        exhausted = True
-                    else:
-                        healthy = submit(_Task(*following))
-                        started += 1
-            if healthy and not running:
-                return
-            ended, _ = wait(running, timeout=CHECK_S, return_when=FIRST_COMPLETED)
-            if not ended:
-                engine.check()
-            victims: list[_Task[Arguments]] = []
-            alone = len(running) == 1
-            if not healthy or (engine.spreads and any(_died(future, engine) for future in ended)):
-                ended, _ = wait(running)  # the others ended earlier, or will say that their pool is broken
-            for future in ended:
-                task = running.pop(future)
-                if _died(future, engine):
-                    victims.append(task)
-                else:
-                    succeeded += 1
-                    yield Finished(task.number, task.arguments, future.result())
-            if victims or not healthy:
-                engine.check()
-                engine.restart()
-            for task in victims:
-                task.kills += alone
-                if task.kills < engine.patience:
-                    suspects.append(task)
-                else:
-                    given_up += 1
-                    if given_up >= _HOPELESS and not succeeded:
-                        raise UserInputError(
-                            f"every worker process died, {given_up} tasks in a row; is memory free?"
-                        )
-                    times = f"{task.kills} times" if task.kills > 1 else "every time"
-                    reason = (
-                        f"the process that computed it died {times} (killed from outside, or out of memory?)"
-                    )
-                    yield Finished(task.number, task.arguments, None, reason)
+        while flight.start():
+            yield from flight.land()
     finally:
-        for future in running:  # nobody waits for them any more
+        flight.cancel()
+
+
+class _Flight(Generic[Arguments]):
+    """Tasks on an engine, and the suspects: those that were there when a worker died."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        function: Callable[[Arguments], Any],
+        tasks: Iterable[Arguments],
+        window: int | None,
+    ) -> None:
+        self._engine, self._function, self._window = engine, function, window
+        self._waiting = map(_Task, count(), tasks)
+        self._suspects: deque[_Task[Arguments]] = deque()
+        self._running: dict[Future[Any], _Task[Arguments]] = {}
+        self._healthy = True
+        self._started = self._given_up = self._succeeded = 0
+
+    def start(self) -> bool:
+        """Start what there is room for, or one suspect alone; False when nothing is left."""
+        self._healthy = True
+        if self._suspects:
+            if not self._running:
+                self._submit(self._suspects.popleft())
+        else:
+            while self._healthy and self._has_room():
+                task = next(self._waiting, None)
+                if task is None:
+                    break
+                self._submit(task)
+                self._started += 1
+        return bool(self._running) or not self._healthy
+
+    def land(self) -> Iterator[Finished[Arguments]]:
+        """Wait for a task at least, and yield those that ended or are given up."""
+        engine, running = self._engine, self._running
+        alone = len(running) == 1
+        ended, _ = wait(running, timeout=CHECK_S, return_when=FIRST_COMPLETED)
+        if not ended:
+            engine.check()
+        if not self._healthy or (engine.spreads and any(_died(future, engine) for future in ended)):
+            ended, _ = wait(running)  # the others ended earlier, or will say that their pool is broken
+        victims: list[_Task[Arguments]] = []
+        for future in ended:
+            task = running.pop(future)
+            if _died(future, engine):
+                victims.append(task)
+            else:
+                self._succeeded += 1
+                yield Finished(task.number, task.arguments, future.result())
+        if victims or not self._healthy:
+            engine.check()
+            engine.restart()
+        for task in victims:
+            task.kills += alone
+            if task.kills < engine.patience:
+                self._suspects.append(task)
+            else:
+                yield self._give_up(task)
+
+    def cancel(self) -> None:
+        """Forget what runs: nobody waits for it any more."""
+        for future in self._running:
             future.cancel()
+
+    def _submit(self, task: _Task[Arguments]) -> None:
+        try:
+            self._running[self._engine.executor.submit(self._function, task.arguments)] = task
+        except self._engine.deaths:
+            self._suspects.appendleft(task)
+            self._healthy = False
+
+    def _has_room(self) -> bool:
+        if len(self._running) >= PER_SLOT * self._engine.slots:
+            return False
+        oldest = min((task.number for task in self._running.values()), default=self._started)
+        return self._window is None or self._started - oldest < self._window
+
+    def _give_up(self, task: _Task[Arguments]) -> Finished[Arguments]:
+        """A task that killed its workers; raises when no task has ended and so many were given up."""
+        self._given_up += 1
+        if self._given_up >= _HOPELESS and not self._succeeded:
+            raise UserInputError(
+                f"every worker process died, {self._given_up} tasks in a row; is memory free?"
+            )
+        times = f"{task.kills} times" if task.kills > 1 else "every time"
+        reason = f"the process that computed it died {times} (killed from outside, or out of memory?)"
+        return Finished(task.number, task.arguments, None, reason)
 
 
 def in_order(
