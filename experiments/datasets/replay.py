@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hdpsim.errors import HdpSimError, InfeasibleError, UserInputError
 from hdpsim.experiments.bands.residuals import setup_band
 from hdpsim.experiments.output.throughput import RunningThroughput
@@ -183,6 +181,32 @@ class _Batches:
         return about if most is None else min(about, most)
 
 
+class _Played:
+    """What the steps add up to, as they end one after the other. Attributes: see DatasetReplay."""
+
+    def __init__(self, scenario: Scenario, setup: Setup) -> None:
+        self._setup = setup
+        self.throughput = RunningThroughput()
+        self.rows: list[ReplayStep] = []
+        self.account_s: dict[str, float] = {}
+        self.startup_s = 0.0
+        self.dropped_tokens = self.truncated_tokens = 0
+        self.long = LongSequences.of((), scenario.data.context_tokens, scenario.data.policy)
+        self.band: Band | None = None
+
+    def add(self, batch: GlobalBatch, row: RunStep) -> None:
+        self.dropped_tokens += batch.dropped_tokens
+        self.truncated_tokens += batch.truncated_tokens
+        self.long = self.long.with_batch(batch)
+        if row.number == 1:  # nobody could begin its batch before it: the start of the run is no step
+            self.startup_s, row = row.waited_s, row.without_waits()
+            self.band = None if self._setup.strategy.is_own else setup_band(self._setup, batch.lengths)
+        self.throughput.add(batch.tokens, row.period_s)
+        for account, seconds in row.account_s.items():
+            self.account_s[account] = self.account_s.get(account, 0.0) + seconds
+        self.rows.append(_row(batch, row, self.throughput))
+
+
 def replay_dataset(
     scenario: Scenario,
     engine: Engine,
@@ -212,29 +236,16 @@ def replay_dataset(
         raise UserInputError(f"the source ({source.name}) has no end: give --steps N or --until-ci")
     setup = scenario.setup()
     batches = _Batches(scenario.data, source, OutlierQueues.of(setup))
+    played = _Played(scenario, setup)
     waiting_tokens = 0
-    throughput = RunningThroughput()
-    rows: list[ReplayStep] = []
-    accounts: dict[str, float] = {}
-    long = LongSequences.of((), scenario.data.context_tokens, scenario.data.policy)
-    lost = np.zeros(2, dtype=np.int64)
-    band: Band | None = None
-    stopped, error, startup_s = "end of the data" if steps is None else "steps", None, 0.0
+    stopped, error = "end of the data" if steps is None else "steps", None
     try:
         with engine:
             for batch, row in _on_one_clock(batches, steps, scenario, engine):
-                lost += (batch.dropped_tokens, batch.truncated_tokens)
                 waiting_tokens = batches.waiting.pop(batch.index, 0)
-                long = long.with_batch(batch)
-                if row.number == 1:  # nobody could begin its batch before it: the start of the run is no step
-                    startup_s, row = row.waited_s, row.without_waits()
-                    band = None if setup.strategy.is_own else setup_band(setup, batch.lengths)
-                throughput.add(batch.tokens, row.period_s)
-                for account, seconds in row.account_s.items():
-                    accounts[account] = accounts.get(account, 0.0) + seconds
-                rows.append(_row(batch, row, throughput))
-                relative = throughput.relative_half_width()
-                report(len(rows), batches.expected(steps), _note(throughput, relative))
+                played.add(batch, row)
+                relative = played.throughput.relative_half_width()
+                report(len(played.rows), batches.expected(steps), _note(played.throughput, relative))
                 if until is not None and relative is not None and relative <= until:
                     stopped = "confidence"
                     break
@@ -243,12 +254,12 @@ def replay_dataset(
     except KeyboardInterrupt:
         stopped = "interrupted"
     except HdpSimError as reason:
-        if not rows:
+        if not played.rows:
             raise
         stopped, error = "error", reason
-    if stopped == "steps" and steps is not None and len(rows) < steps:
+    if stopped == "steps" and steps is not None and len(played.rows) < steps:
         stopped = "end of the data"
-    if not rows and stopped != "interrupted":
+    if not played.rows and stopped != "interrupted":
         raise UserInputError(
             f"{scenario.data.source_name}: the data end before one batch of {scenario.data.batch} is full "
             f"({batches.left_out_tokens:,} tokens are there); lower data.batch"
@@ -256,18 +267,18 @@ def replay_dataset(
     return DatasetReplay(
         scenario=scenario,
         source=scenario.data.source_name,
-        steps=tuple(rows),
-        throughput=throughput,
-        account_s={name: seconds / len(rows) for name, seconds in accounts.items()},
-        startup_s=startup_s,
+        steps=tuple(played.rows),
+        throughput=played.throughput,
+        account_s={name: seconds / len(played.rows) for name, seconds in played.account_s.items()},
+        startup_s=played.startup_s,
         stopped=stopped,
         error=error,
         left_out_tokens=batches.left_out_tokens if stopped == "end of the data" else 0,
         waiting_tokens=waiting_tokens,
-        dropped_tokens=int(lost[0]),
-        truncated_tokens=int(lost[1]),
-        long=long,
-        band=band,
+        dropped_tokens=played.dropped_tokens,
+        truncated_tokens=played.truncated_tokens,
+        long=played.long,
+        band=played.band,
     )
 
 
