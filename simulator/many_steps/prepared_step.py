@@ -166,7 +166,7 @@ def prepare_step(
     on_links = setup.execution.network == "flows"
     # Beside a step that ends with a barrier only storage traffic can be on its links.
     meets = on_links and (by_stage or by_event or run.storage_nics == "shared")
-    program, offload, longest_s, hosted, flowing = None, None, None, None, None
+    program = offload = hosted = flowing = longest_s = None
     if by_stage or by_event or meets or plan.offload_ratio.any():
         program = compile_program(plan, costs, noise)
     if meets and program is not None:
@@ -174,16 +174,7 @@ def prepare_step(
         flowing = FlowProgram.of(program, replace(wired(setup), flaps=flaps))
         program = flowing.alone
     if program is not None and plan.offload_ratio.any():
-        offload = offload_of(setup, problem.cost, program, replay_timeline(program, np.zeros(costs.stages)))
-        room_bytes = _step_room_bytes(setup, run, path)
-        if offload is not None and room_bytes is not None and offload.peak_bytes > room_bytes:
-            if on_links:
-                raise InfeasibleError(
-                    "execution.network = flows does not play steps that offload more than hosts hold at once: offload "
-                    "less (strategy.selective_offloading, strategy.activation_offload), or use "
-                    "execution.network = independent"
-                )
-            hosted = hosted_program(setup, problem.cost, program, room_bytes)
+        offload, hosted = _offloading(setup, problem, program, _step_room_bytes(setup, run, path))
     if program is not None and by_stage:
         longest_s = longest_ways_s(program) + execution.allocator_wait_s
     result = result_of(setup, plan, problem, report, costs, execution)
@@ -209,6 +200,22 @@ def prepare_step(
         allocator_wait_s=execution.allocator_wait_s,
         network=execution.network,
     )
+
+
+def _offloading(
+    setup: Setup, problem: PlanningProblem, program: Program, room_bytes: int | None
+) -> tuple[Offload | None, HostedProgram | None]:
+    """What a step sends to hosts; and the step as hosts of *room_bytes* make it, where they cannot hold it at once."""
+    timeline = replay_timeline(program, np.zeros(program.costs.stages))
+    offload = offload_of(setup, problem.cost, program, timeline)
+    if offload is None or room_bytes is None or offload.peak_bytes <= room_bytes:
+        return offload, None
+    if setup.execution.network == "flows":
+        raise InfeasibleError(
+            "execution.network = flows does not play steps that offload more than hosts hold at once: offload less "
+            "(strategy.selective_offloading, strategy.activation_offload), or use execution.network = independent"
+        )
+    return offload, hosted_program(setup, problem.cost, program, room_bytes)
 
 
 def _step_room_bytes(setup: Setup, run: RunOptions, path: BatchPath) -> int | None:
