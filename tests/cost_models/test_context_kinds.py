@@ -182,3 +182,24 @@ class TestWindows:
 
 def test_hidden_is_what_the_numbers_above_assume() -> None:
     assert HIDDEN == HEADS * 128
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_rank_attends_with_a_part_of_a_head(backward: bool) -> None:
+    """28 heads are 4 for some of 8 ranks, as 32 are: these decide when attention and its all-to-alls end."""
+    some, all_heads = (
+        group(attention("ulysses", replace(MODEL, heads=heads, kv_heads=heads)), 8, backward=backward)
+        for heads in (28, 32)
+    )
+    assert some.attention[0] == pytest.approx(all_heads.attention[0], rel=1e-12)
+    assert some.wait[0] == pytest.approx(all_heads.wait[0], rel=1e-12)
+
+
+@given(heads=st.integers(1, 64), ranks=st.integers(1, 64))
+def test_more_ranks_never_attend_longer_to_whole_heads(heads: int, ranks: int) -> None:
+    exchange = attention("ulysses", replace(MODEL, heads=heads, kv_heads=heads))._exchange
+    assert exchange is not None
+    held = exchange.unevenness([1, ranks, ranks + 1]) * heads / [1, ranks, ranks + 1]
+    assert held[0] == heads
+    assert held == pytest.approx(-(-heads // np.array([1, ranks, ranks + 1])))
+    assert held[1] >= held[2] - 1e-9

@@ -165,7 +165,7 @@ class AttentionCost:
             if self._gathered_ring:
                 merges = np.where(groups.size > 1.0, groups.size - 1.0, 0.0) * self.merge_s(groups.tokens)
                 wait = np.maximum(0.0, wait - step_s)
-            return RingTimes(attention, merges, wait)
+            return RingTimes(attention * self._exchange.unevenness(groups.size), merges, wait)
         merge, hops = self.merge_s(groups.tokens), groups.size - 1.0
         kept, launch_s = self._cal.ring_overlap, self._step_host_s[backward]
         wait = hops * exposed_s(self.hop_s(groups, backward=backward), step_s + merge, kept, launch_s)

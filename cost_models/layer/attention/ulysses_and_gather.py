@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple, assert_never
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
@@ -76,6 +77,20 @@ class ContextExchange:
         """Ranks of the largest group: as many as a GPU has heads (ulysses); None = any number."""
         return max(1, int(self._heads.heads)) if self._layout.context.kind == "ulysses" else None
 
+    def unevenness(self, size: ArrayLike) -> Floats:
+        """Heads of the rank that has most over the mean: ulysses cuts none, so 28 heads are 4 for some of 8 ranks.
+
+            ceil(heads / ranks) * ranks / heads
+
+        Ignored: that ranks with fewer heads of keys and values than others send less.
+        Source: DeepSpeed, deepspeed/sequence/layer.py (uneven_heads_all2all); Transformer Engine refuses such ranks
+        (context_parallel.py).
+        """
+        ranks, heads = np.asarray(size, dtype=np.float64), self._heads.heads
+        if self._layout.context.kind != "ulysses":
+            return np.ones_like(ranks)
+        return np.asarray(np.ceil(heads / ranks) * ranks / heads)
+
     @priced("ring_wait")
     def seconds(self, groups: Groups, *, backward: bool) -> Floats:
         """Collectives of one layer's forward or backward.
@@ -86,7 +101,8 @@ class ContextExchange:
             ulysses     all-to-all of queries, keys, values and of the output, 2 B x (q + kv + o width) x tokens, from a
                         share of the tokens to a share of the heads and back; the backward the same
 
-        Counted: key-value heads fewer than ranks are sent to several ranks (ulysses).
+        Counted: key-value heads fewer than ranks are sent to several ranks, and the rank with most heads gets most
+        (ulysses).
         Ignored: overlap (but for gathered-ring none can start attention before it ends; see AttentionCost.ring); in a
         gathered ring, gradients of keys and values that go round in fp32 beside a step of the backward.
         Source: Llama 3, arXiv 2407.21783, section 3.3.2; DeepSpeed-Ulysses, arXiv 2309.14509.
@@ -212,8 +228,9 @@ class ContextExchange:
             )
         heads = self._heads
         copies = max(1.0, group.ranks / heads.kv_heads)
-        outward_bytes = BF16_BYTES * (heads.heads * heads.query_dim + copies * heads.kv_width) * tokens
-        returned_bytes = BF16_BYTES * heads.output_width * tokens
+        most = BF16_BYTES * float(self.unevenness(group.ranks)) * tokens
+        outward_bytes = most * (heads.heads * heads.query_dim + copies * heads.kv_width)
+        returned_bytes = most * heads.output_width
         return self._collectives.all_to_all_s(outward_bytes, group) + self._collectives.all_to_all_s(
             returned_bytes, group
         )

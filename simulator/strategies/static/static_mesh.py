@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -261,7 +262,29 @@ class MeshDraft:
             padding_tokens=packed.padding_tokens,
             makespan_s=float(np.bincount(dealt[0], weights=times_s, minlength=groups).max()),
             in_step=alike,
-            notes=(f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",),
+            notes=(
+                f"static mesh: cp {degree} x dp {groups}, {packs} packs, {full:.1%} full",
+                *_refused_elsewhere(problem, packs, groups),
+            ),
+        )
+
+
+def _refused_elsewhere(problem: PlanningProblem, packs: int, groups: int) -> Iterator[str]:
+    """Numbers of micro-batches that frameworks do not take.
+
+    Source: megatron/core/num_microbatches_calculator.py; megatron/core/pipeline_parallel/schedules.py,
+    forward_backward_pipelining_with_interleaving (the last group of micro-batches has none or at least pp).
+    """
+    layout, slots = problem.cost.layout, -(-packs // groups)
+    if packs < groups:
+        yield (
+            f"{groups - packs} of {groups} data-parallel groups have no micro-batch: the batch makes {packs}. "
+            "Training programs refuse that"
+        )
+    elif layout.pipeline.schedule == "interleaved" and slots % layout.parallel.pp:
+        yield (
+            f"interleaved: {slots} micro-batches of a group are no multiple of pp = {layout.parallel.pp}; "
+            "Megatron-Core refuses that"
         )
 
 
