@@ -34,6 +34,7 @@ from hdpsim.experiments.studies.money import mean_price, price_of
 from hdpsim.experiments.studies.step_report import headline, one_line
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.parts import Cluster
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
 
@@ -182,7 +183,7 @@ def plan_document(scenario: Scenario, found: SearchResult, tokens: float | None 
             "candidates": rows,
             "pareto": [_figures(one) for one in pareto],
             "refused": dict(found.refused.most_common()),
-            **attributes(found, "outrun searched headroom set_aside complete seconds objective"),
+            **attributes(found, "outrun left_out searched headroom set_aside complete seconds objective"),
             "fits_on_paper": [_figures(one) for one in found.on_paper],
             "own": None if found.own is None else _figures(found.own),
         },
@@ -248,7 +249,7 @@ def best_table(found: SearchResult, rows: Sequence[dict[str, Any]], tokens: floa
 
     columns: tuple[Column[Any], ...] = (
         Column("", lambda pair: str(pairs.index(pair) + 1), heading=""),
-        Column("", lambda pair: _gpus(pair[0]), heading="GPUs", left=True, shown=found.several_clusters),
+        Column("", lambda pair: _gpus(pair[0].setup.cluster), heading="GPUs", left=True, shown=found.several_clusters),
         Column("", lambda pair: words_of(pair[0]), heading="layout and strategy", left=True),
         Column("", lambda pair: pair[0].step_s, heading="step", unit="s", format=".3f"),
         Column("", band, heading="P10 to P90", unit="s"),
@@ -270,8 +271,7 @@ def _usd_per_million(one: Evaluated) -> float | None:
     return None if one.usd_per_token is None else one.usd_per_token * _MILLION
 
 
-def _gpus(one: Evaluated) -> str:
-    cluster = one.setup.cluster
+def _gpus(cluster: Cluster) -> str:
     idle = cluster.node.idle_gpus
     share = f" ({cluster.node.gpus} of {cluster.node.gpus + idle})" if idle else ""
     return f"{cluster.gpu_words}{share}"
@@ -280,7 +280,7 @@ def _gpus(one: Evaluated) -> str:
 def _candidate_columns(*, gpus: bool) -> tuple[Column[Evaluated], ...]:
     """*gpus*: they differ, and are shown."""
     return (
-        Column("", _gpus, heading="GPUs", left=True, shown=gpus),
+        Column("", lambda one: _gpus(one.setup.cluster), heading="GPUs", left=True, shown=gpus),
         Column("layout", words_of, heading="layout and strategy", left=True),
         Column("gpus", lambda one: one.setup.cluster.gpus, shown=False),
         Column("gpu", lambda one: one.setup.cluster.gpu.name, shown=False),
@@ -335,7 +335,7 @@ def _searched(found: SearchResult) -> str:
 def why(found: SearchResult) -> str:
     """What the best gains over the scenario, and why each runner-up loses."""
     best = found.best[0]
-    of_best = f" on {_gpus(best)}" if found.several_clusters else ""
+    of_best = f" on {_gpus(best.setup.cluster)}" if found.several_clusters else ""
     lines = [
         f"The best is {words_of(best)}{of_best}: {best.tokens_per_s:,.0f} tokens/s, a step of {best.step_s:.3f} s."
     ]
@@ -343,7 +343,7 @@ def why(found: SearchResult) -> str:
         lines.append(f"The scenario as it is cannot run: {found.own_reason}")
     elif found.own.candidate != best.candidate:
         fits = "" if found.own.memory.fits else f" and does not fit ({memory_of(found.own.memory)})"
-        gpus = f" on {_gpus(found.own)}" if found.several_clusters else ""
+        gpus = f" on {_gpus(found.own.setup.cluster)}" if found.several_clusters else ""
         lines.append(
             f"The scenario as it is ({words_of(found.own)}){gpus} takes {found.own.step_s:.3f} s{fits}: "
             f"the best trains {best.tokens_per_s / found.own.tokens_per_s:.2f} times as fast"
@@ -361,7 +361,30 @@ def why(found: SearchResult) -> str:
         )
     for place, one in enumerate(found.best[1:], start=2):
         lines.append(f"{place} {_behind(found.objective, best, one)}.{_from(best, one)}")
+    lines += _of_other_clusters(found)
     return "\n".join(lines)
+
+
+def _of_other_clusters(found: SearchResult) -> list[str]:
+    """The best candidate on every cluster that was asked for and has none among the best."""
+    lines = []
+    shown = {one.setup.cluster for one in found.best}
+    for cluster in dict.fromkeys(found.asked):
+        there = [one for one in found.evaluated if one.setup.cluster == cluster and not one.tight]
+        if cluster in shown:
+            continue
+        if not there:
+            lines.append(
+                f"On {_gpus(cluster)} nothing was replayed: what is there cannot be among the best, or the search "
+                "ended before. Ask for these GPUs alone."
+            )
+            continue
+        one = max(there, key=lambda candidate: score_of(candidate, found.objective))
+        lines.append(
+            f"On {_gpus(cluster)} the best that was replayed ({words_of(one)}) takes {one.step_s:.3f} s and "
+            f"{_behind(found.objective, found.best[0], one)}. Asked for alone, these GPUs may have a better one."
+        )
+    return lines
 
 
 def _with_what(found: SearchResult, best: Evaluated, asked: Evaluated) -> str:
@@ -408,7 +431,7 @@ def _aside(found: SearchResult) -> str:
 
 def remarks(scenario: Scenario, found: SearchResult) -> tuple[str, ...]:
     """What a reader of the figures must know."""
-    lines = []
+    lines = [f"Left out: {reason}" for reason in found.left_out]
     if not found.complete:
         lines.append(
             f"Not all candidates were looked at{_aside(found)}: the best of those that were. The search ended after "

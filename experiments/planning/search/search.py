@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.cost_models.transformer.stages import bubble_weight
-from hdpsim.errors import InfeasibleError
+from hdpsim.errors import InfeasibleError, ScenarioError
 from hdpsim.experiments.parallel.dispatch import dispatch
 from hdpsim.experiments.parallel.engines import LocalEngine
 
@@ -24,6 +24,7 @@ from .bounds import bounds_of
 from .budget import NO_LIMIT, Budget
 from .evaluation import Evaluated, LayoutResults, Objective, Question, Task, ranked, ready, score_of
 from .race import Entry, Race
+from .setups import Setups
 from .space import Candidate, Changes, Space, own_value
 from .work import replayed, work_on
 
@@ -58,6 +59,8 @@ class SearchResult:
         refused: candidates by the limit that refused them.
         outrun: candidates that a lower bound showed to be slower than the best ones.
         closest: of what memory refused, the candidate that lacks least, and the message.
+        asked: the clusters on which candidates were looked for.
+        left_out: the others that were asked for, with the reason.
         searched: candidates that were looked at to the end.
         set_aside: candidates that were looked at, but not replayed in full.
         budget: what the search was allowed.
@@ -75,6 +78,8 @@ class SearchResult:
     refused: Counter[str] = field(default_factory=Counter)
     outrun: int = 0
     closest: tuple[float, Candidate, str] | None = None
+    asked: tuple[Cluster, ...] = ()
+    left_out: tuple[str, ...] = ()
     searched: int = 0
     set_aside: int = 0
     layouts: int = 0
@@ -143,9 +148,10 @@ def search(
         seeds: candidates that are tried first.
     """
     began = time.monotonic()
+    sites, left_out = _sites_that_run(scenario, space)
     question = Question(
         scenario=scenario,
-        space=space,
+        space=replace(space, sites=sites),
         objective=objective,
         batches=batches or scenario.batch_count,
         count=count,
@@ -154,6 +160,8 @@ def search(
         headroom=headroom,
     )
     found = SearchResult(objective=objective, headroom=headroom, budget=budget, own_reason=own_reason)
+    found.asked = tuple(ready(question).setups(site).base.cluster for site in sites)
+    found.left_out = left_out
     try:
         if not own_reason:
             _replay_own_layout(question, found)
@@ -175,6 +183,27 @@ def search(
     return found
 
 
+def _sites_that_run(scenario: Scenario, space: Space) -> tuple[tuple[Changes, ...], tuple[str, ...]]:
+    """The sites on which the scenario can run whatever its degrees, and why it cannot on the others.
+
+    Raises:
+        InfeasibleError, ScenarioError: it can on none.
+    """
+    sites: list[Changes] = []
+    left_out: list[str] = []
+    for site in space.sites:
+        try:
+            Setups(scenario, site)
+        except (InfeasibleError, ScenarioError) as error:
+            if site is space.sites[-1] and not sites:
+                raise
+            reason = " ".join(str(error).split())
+            left_out.append(f"{', '.join(Candidate(changes=site).overrides)}: {reason}")
+        else:
+            sites.append(site)
+    return tuple(sites), tuple(left_out)
+
+
 def _replay_own_layout(question: Question, found: SearchResult) -> None:
     """Replay the scenario as it is: what every candidate is held against, whether or not it has to fit."""
     try:
@@ -182,8 +211,7 @@ def _replay_own_layout(question: Question, found: SearchResult) -> None:
     except InfeasibleError as error:
         found.own_reason = str(error)
     results = LayoutResults()
-    asked = [ready(question).setups(site).base.cluster for site in question.space.sites]
-    if found.own is not None and found.own.memory.fits and found.own.setup.cluster in asked:
+    if found.own is not None and found.own.memory.fits and found.own.setup.cluster in found.asked:
         results.evaluated.append(found.own)
     found.add(results, question.count)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import training
+from planning_cases import TRAINING, training
 
+import hdpsim
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.kernels.power import idle_w, node_w
+from hdpsim.errors import ScenarioError
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import parse_goal
 from hdpsim.experiments.planning.recommending.recommend import recommend
@@ -48,6 +50,25 @@ def test_gpus_of_another_type_come_in_shares_where_racks_do_not_divide_them() ->
     assert space_of(training("gpus=144"), gpu_types=("gb200",)).sites == ((rack,),)
     changed = training("gpus=128", *Candidate(changes=(rack, *SHARE)).overrides)
     assert (changed.cluster.nodes, changed.cluster.node.nic_bytes_per_s_per_gpu) == (2, 50e9)
+
+
+def test_types_on_which_the_scenario_cannot_run_are_left_out_of_a_plan() -> None:
+    """16 GPUs are no share of a rack. An H200 computes as fast as an H100: a tie goes to the one that comes first."""
+    few = {"layout.tp=1", "layout.pp=1", "layout.recompute=none", "layout.sharding=zero1", "layout.cp=1",
+           "layout.optimizer_offload=false", "data.context=4K tokens"}  # fmt: skip
+    result = hdpsim.plan(
+        TRAINING, gpu_types=["h100", "gb200", "a100"], searched=sorted(few), top=1, workers=1
+    )
+    data, text = result.to_dict(), result.document.text()
+    assert [reason.partition(":")[0] for reason in data["left_out"]] == ["cluster.node=nvl72-gb200"]
+    assert "Left out: cluster.node=nvl72-gb200: " in text
+    assert data["best"]["gpu"] == "h100-80gb"
+    assert "On 16 x a100-80gb " in text
+
+
+def test_a_plan_for_no_cluster_that_can_run_says_why() -> None:
+    with pytest.raises(ScenarioError, match="must be a multiple of the 72 GPUs"):
+        hdpsim.plan(TRAINING, gpu_types=["gb200"], workers=1)
 
 
 def test_idle_gpus_are_paid_and_draw_what_they_draw_without_work() -> None:
