@@ -22,6 +22,12 @@ COUNT_COLUMNS = (
 )  # fmt: skip
 """Names of columns that say how often a length counts: such a table is a histogram, not a list of lengths."""
 
+NO_LENGTHS = (
+    "", "id", "ids", "idx", "index", "row", "doc_id", "document_id", "sample_id", "line", "label", "labels", "score",
+    "year", "date", "timestamp", "time", "offset", "page", "unnamed: 0", "__index_level_0__",
+)  # fmt: skip
+"""Names of columns that hold whole numbers, but no lengths: as the only column of integers such a one is not taken."""
+
 _GZIPPED = ("csv", "txt", "jsonl")
 
 
@@ -89,13 +95,16 @@ def _likely_column(path: Path, columns: dict[str, bool], listed: str) -> str:
         if default in by_lower:
             return by_lower[default]
     integers = [name for name, holds_integers in columns.items() if holds_integers]
-    if len(integers) == 1:
-        return integers[0]
-    if len(columns) == 1:
+    only = integers[0] if len(integers) == 1 else None
+    numbers_rows = only is not None and only.strip().lower() in NO_LENGTHS
+    if only is not None and not numbers_rows:
+        return only
+    if len(columns) == 1 and only is None:
         return next(iter(columns))  # its first bad row is the better message
     holding = "none holds" if not integers else f"{len(integers)} hold"
+    others = f"{quoted(only)} is no name of lengths" if numbers_rows else f"{holding} integers only"
     raise TraceError(
-        f"cannot tell which column holds the lengths: none is named {', '.join(DEFAULT_COLUMNS)}, and {holding} "
-        f"integers only; name one of the columns: {listed}",
+        f"cannot tell which column holds the lengths: none is named {', '.join(DEFAULT_COLUMNS)}, and {others}; "
+        f"name one of the columns: {listed}",
         str(path),
     )

@@ -90,6 +90,22 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n'),
+        ("a.csv", "text,label\na,1\nb,2\n"),
+        ("a.csv", ",text\n1,a\n2,b\n"),  # the index of a data frame
+        ("a.csv", "ID\n1\n2\n"),
+    ],
+)
+def test_numbers_of_rows_are_no_lengths(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TraceError, match="is no name of lengths; name one of the columns"):
+        traces.load_trace(str(path))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
         ("a.csv", "tokens\n5\n6\n", [5, 6]),
