@@ -87,9 +87,12 @@ class OutputHead:
 
     def loss_s(self, tokens: Floats) -> Floats:
         """Cross-entropy of the logits a GPU has, its gradient included, and metrics that compute it again."""
-        fused = self._layout.kernels.fused and self._layout.kernels.fused_loss
-        passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
-        passes_bytes += METRIC_BYTES * self._layout.kernels.loss_metrics
+        kernels = self._layout.kernels
+        passes_bytes = kernels.loss_bytes
+        if passes_bytes is None:
+            fused = kernels.fused and kernels.fused_loss
+            passes_bytes = LOSS_PASSES_BYTES if fused else SEPARATE_LOSS_PASSES_BYTES
+        passes_bytes += METRIC_BYTES * kernels.loss_metrics
         return memory_bound_s(passes_bytes * self._logits * tokens, self._gpu, self._cal)
 
 

@@ -40,6 +40,9 @@ CUT_LAYERS = _several("tp", "tp is 1")
 SEQUENCE_PARALLEL = _on("sequence_parallel")
 CHUNKS = _on("tp_overlap")
 FUSED = _on("fused_kernels")
+LOSS_BY_KERNELS = Need(
+    "loss_bytes: auto", "loss_bytes is {loss_bytes}", lambda layout: layout.kernels.loss_bytes is None
+)
 NO_CHUNKS = Need("tp_overlap: false", "tp_overlap is true", lambda layout: not layout.tensor.overlap)
 SHARED = Need("some sharding", "sharding is {sharding}", lambda layout: layout.sharding.kind != "none")
 ZERO_1_OR_2 = Need(

@@ -346,9 +346,12 @@ class Kernels(Group):
     joined_block: bool = False
     """Products of a parallel block that read the same input are one product, and those whose outputs are summed (PaLM);
     off: attention and MLP have products of their own (GPT-NeoX)."""
-    fused_loss: bool = True
+    fused_loss: bool = switch(True, needs=(needs.LOSS_BY_KERNELS,))
     """Cross-entropy as one kernel over fp32 logits; off: one per operation, or Megatron-Core's own fusion, which moves
     as much. Without fused_kernels it never is one."""
+    loss_bytes: Annotated[float, RANGES["stack_bytes"]] | None = switch(None, none="auto")
+    """HBM traffic of the cross-entropy and its gradient, bytes per logit: PyTorch's own on logits copied to 32 bits 36,
+    flash-attention's on 16 bits in place 6; auto: 12 as one kernel, 52 as several (fused_loss)."""
     loss_metrics: Annotated[int, RANGES["loss_metrics"]] = 0
     """Metrics of training that compute the cross-entropy of every micro-batch once more each, by PyTorch's kernels."""
     gradient_accumulation: GradientAccumulation = switch("fused", needs=(needs.SUMS_OF_ALL,))

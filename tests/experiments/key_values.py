@@ -59,6 +59,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.fp8_scaling": ("delayed", "tensor", "row", "block"),
     "layout.attention_kernel": ("flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"),
     "layout.loss_metrics": ("0", "2"),
+    "layout.loss_bytes": ("auto", "36"),
     "layout.loss_average": ("step", "micro-batch"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),
     "layout.tp_chunks": ("streams", "sequence"),

@@ -37,6 +37,7 @@ FASTER = (
     ("layout.cuda_graph_scope", "layers", "iteration"),
     ("layout.fused_loss", "false", "true"),
     ("layout.loss_metrics", "2", "0"),
+    ("layout.loss_bytes", "36", "6"),
     ("layout.attention_kernel", "flash1", "triton"),
     ("layout.attention_kernel", "triton", "flash2"),
     ("layout.tp_asynchronous", "false", "true"),

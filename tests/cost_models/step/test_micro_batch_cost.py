@@ -85,6 +85,18 @@ class TestTerms:
         assert separate - fused == pytest.approx((52 - 12) * 4096 * VOCAB / 2 / HBM)
         assert eager == separate
 
+    def test_a_loss_may_say_what_it_moves(self) -> None:
+        auto, told, eager = (
+            term(ideal_cost(cluster=SLOW_MEMORY, layout=layout), "logits", 4096)
+            for layout in (
+                Layout(),
+                Layout(loss_bytes=36.0),
+                Layout(loss_bytes=36.0, fused_loss=False, fused_kernels=False),
+            )
+        )
+        assert told - auto == pytest.approx((36 - 12) * 4096 * VOCAB / HBM)
+        assert eager == told
+
     def test_a_metric_of_the_loss_moves_the_logits_again(self) -> None:
         none, two = (
             term(ideal_cost(cluster=SLOW_MEMORY, layout=Layout(loss_metrics=metrics)), "logits", 4096)

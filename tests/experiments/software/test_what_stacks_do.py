@@ -32,26 +32,49 @@ def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
 
 
 @pytest.mark.parametrize(
-    ("framework", "fused", "fused_loss", "logit_bytes"),
+    ("framework", "fused", "loss_bytes", "logit_bytes"),
     [
-        ("Hugging Face Trainer", False, None, 14.0),
+        ("Hugging Face Trainer", False, 36.0, 14.0),
         ("Hugging Face Trainer with torch.compile", None, None, None),  # the loss is part of what is compiled
         ("Hugging Face Trainer with Liger kernels", None, None, None),
-        (
-            "prime-rl (PyTorch FSDP2) with torch.compile",
-            None,
-            False,
-            14.0,
-        ),  # it compiles layers, not the loss
+        ("prime-rl (PyTorch FSDP2) with torch.compile", None, 36.0, 14.0),  # it compiles layers, not the loss
         ("lit-gpt with torch.compile", None, None, None),
+        ("torchtitan", False, 36.0, 14.0),
+        ("torchtitan with torch.compile", None, None, 4.0),
+        ("PyTorch FSDP1 with fused MLP and cross-entropy", False, 6.0, None),
+        ("LLM-Foundry", None, 6.0, 4.0),
     ],
 )
 def test_losses_that_nothing_fuses_copy_their_logits_to_32_bits(
-    framework: str, fused: bool | None, fused_loss: bool | None, logit_bytes: float | None
+    framework: str, fused: bool | None, loss_bytes: float | None, logit_bytes: float | None
 ) -> None:
     run = Run(RunConfig(gpu="h100", framework=framework, year=2025))
-    said = (setting_of(run, switch) for switch in ("fused_kernels", "fused_loss", "logit_bytes"))
-    assert [setting and setting.value for setting in said] == [fused, fused_loss, logit_bytes]
+    said = (setting_of(run, switch) for switch in ("fused_kernels", "loss_bytes", "logit_bytes"))
+    assert [setting and setting.value for setting in said] == [fused, loss_bytes, logit_bytes]
+
+
+def test_the_loss_of_transformers_before_2025_copies_its_logits_once_more() -> None:
+    assert (
+        setting_of(Run(RunConfig(gpu="a100", framework="Hugging Face Trainer", year=2024)), "loss_bytes")
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "fused", "lean"),
+    [
+        ("Transformer Engine (PyTorch)", "layers of Transformer Engine (TransformerLayer)", None, True),
+        ("Hugging Face accelerate", "layers of Transformer Engine", None, True),
+        ("Hugging Face accelerate", "linear layers of 8 bits by Transformer Engine", False, None),
+        ("PyTorch DDP (Transformer Engine)", "", False, None),
+    ],
+)
+def test_layers_of_transformer_engine_are_its_kernels_in_any_trainer(
+    framework: str, notes: str, fused: bool | None, lean: bool | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, notes=notes, year=2024))
+    said = (setting_of(run, switch) for switch in ("fused_kernels", "lean_gradients"))
+    assert [setting and setting.value for setting in said] == [fused, lean]
 
 
 @pytest.mark.parametrize(
