@@ -53,7 +53,7 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
 
         fused     2 norms + products + 2 copies + attention + rotary 1 + 2 adds + activation
         scaled    rotary 15, of latent attention 21
-        separate  6 per norm, rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
+        separate  6 per norm (1 with fused_norms), rotary 8, activation 2 (+ 1 per bias and dropout), unfused softmax 5
         experts   router 8 (one product), permutation and its inverse 8, sorting 4 (fused dispatch: router only);
                   modules: for every expert of a GPU a product each of 2 matrices, with 8 and 4 bits 2 more for the
                   cast of what it reads (3 with scales of the tensor itself); padding of all rows 2; indexed: for every
@@ -79,7 +79,8 @@ def forward_launches(model: Model, layout: Layout, *, moe: bool) -> float:
         count = float(norms + norms + parts.mlp)
     else:
         extras = norms * (int(model.biases) + int(model.dropout))
-        count = 6 * norms + norms + extras + (2 + int(model.biases)) * parts.mlp
+        of_a_norm = 1 if layout.kernels.fused_norms else 6
+        count = of_a_norm * norms + norms + extras + (2 + int(model.biases)) * parts.mlp
     count += _products(model, layout.kernels, moe=moe)
     if parts.attention:
         count += 2 + _attention_launches(layout.kernels)

@@ -29,12 +29,24 @@ from hdpsim.cost_models.transformer.model import Model
 MASK = 0.5  # a dropout mask is one byte per element
 BACKWARD_TRAFFIC = 2  # the backward of a kernel reads its inputs again beside the gradients
 
-# Passes per element of one norm of separate kernels: to fp32 (1 + 2), square (2 + 2), mean (2), scale by it (2 + 2), to
-# 16 bits (2 + 1), weight (1 + 1): LlamaRMSNorm of Hugging Face transformers. LayerNorm under autocast: to fp32 (1 + 2),
-# one kernel (2 + 2), back (2 + 1).
-SEPARATE_NORM = {"rms": 16.0, "layer": 10.0}
-# Rotary embedding of separate kernels: rotate half (2), times cosine (2), times sine (2), sum (3).
-SEPARATE_ROTARY = 9.0
+# Passes per element of separate kernels, forward and backward.
+
+# One norm. LlamaRMSNorm of Hugging Face transformers: to fp32 (1 + 2), square (2 + 2), mean (2), scale by it (2 + 2),
+# to 16 bits (2 + 1), weight (1 + 1). Its gradient: weight (1 + 1), to fp32 (1 + 2), scale (2 + 2), of the scale (2 + 2
+# + 2, summed 2), of the mean (2), of the square (copied 2 + 2, doubled 2 + 2, times gradient 2 + 2 + 2), both summed
+# (2 + 2 + 2), to 16 bits (2 + 1), and RMS_WEIGHT. Source: transformers, models/llama/modeling_llama.py; PyTorch,
+# autograd/FunctionsManual.cpp (mean_backward, pow_backward).
+# LayerNorm under autocast: to fp32 (1 + 2), one kernel (2 + 2), back (2 + 1); its gradient is not counted one by one.
+SEPARATE_NORM = {"rms": 18.0, "layer": 10.0}
+RMS_GRADIENT = 42.0
+RMS_WEIGHT = 4.0  # gradient of its weight: times what it scaled (1 + 1 + 1), summed (1)
+# As one kernel; backward also a second one that sums the gradient of the weight (1 + 1).
+ONE_NORM, ONE_NORM_GRADIENT, ONE_NORM_WEIGHT = 2.0, 3.0, 2.0
+# Rotary embedding: half negated (1), halves put together (2), times cosine (2), times sine (2), sum (3). Backward:
+# times cosine and sine (2 + 2), half negated (1), both halves written into zeros (2 x 2), all summed (2 x 3).
+SEPARATE_ROTARY = (10.0, 15.0)
+# With a gate: activation (2), product (3). Backward: two gradients of the product (3 + 3), activation (3).
+SEPARATE_ACTIVATION = {True: (5.0, 9.0), False: (2.0, 3.0)}
 # Rows copied into a padded buffer before the experts and out of one behind them.
 PADDING = 4.0
 # Experts as modules, forward: the common output zeroed (1), each output copied into it (2). Backward: the gradient of a
@@ -129,8 +141,10 @@ class SmallKernels:
     Per token of a rank, t = tp, S = t with sequence parallelism, else 1 (h hidden, f MLP width, w = heads x dim):
         fused     passes x [ norms 2 x 2 h / S + adds 2 x (3 + mask) h / S + rotary 2 (a + g) d / t
                              + activation 3 f / t (2 f without gate) + norms of queries and keys 2 (a + g) d / t ]
-        separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 9 (a + g) d / t
+        separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 10 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
+                  n = 18 (RMSNorm), 10 (LayerNorm), 2 (fused_norms); gradients: see SEPARATE_NORM to
+                  SEPARATE_ACTIVATION, outputs 2 x (3 + bias 1 + dropout 2 + mask); with LayerNorm twice the forward
         Mamba-2   convolution, scan and gated norm: mamba.mamba_kernels
         experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
                   share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
@@ -177,7 +191,12 @@ class SmallKernels:
         eager += _attention_casts(model, layout)
         self.passes = fused + sum(kind.forward.at_full_rate * width for kind, width in eager)
         lean = layout.kernels.fused and layout.kernels.lean_gradients
-        gradients = share * _lean_gradients(model, layout, moe) if lean else BACKWARD_TRAFFIC * fused
+        if lean:
+            gradients = share * _lean_gradients(model, layout, moe)
+        elif layout.kernels.fused or model.norm == "layer":
+            gradients = BACKWARD_TRAFFIC * fused
+        else:
+            gradients = _separate_gradients(model, layout, moe)
         self.passes_backward = gradients + sum(kind.backward.at_full_rate * width for kind, width in eager)
         if parts_of(model).mamba:
             both = [mamba_kernels(model, layout, backward=side) for side in (False, True)]
@@ -232,17 +251,36 @@ def _lean_gradients(model: Model, layout: Layout, moe: bool) -> float:
 
 
 def _separate_passes(model: Model, layout: Layout, moe: bool) -> tuple[float, float]:
-    """Forward and backward passes where each operation is a kernel of its own."""
+    """Forward passes of norms and activation, and of the rest, where each operation is a kernel of its own."""
     parts = parts_of(model)
     blocks = 1 if model.parallel_block else parts.blocks
     output = 3 + (2 if model.biases else 0) + (2 + MASK if model.dropout else 0)
     width = model.hidden / residual_shards(layout)
-    norm = SEPARATE_NORM[model.norm]
+    norm = ONE_NORM if layout.kernels.fused_norms else SEPARATE_NORM[model.norm]
     norms = blocks * norm * width + norm * _normalised(model, layout)
-    activation_passes = (5 if model.gated_mlp else 2) + (2 if model.biases else 0)
+    activation_passes = SEPARATE_ACTIVATION[model.gated_mlp][0] + (2 if model.biases else 0)
     activation = activation_passes * _width(model, moe) / layout.parallel.tp
     # a parallel block adds attention, MLP and residual: two additions, each with its bias
-    return norms + activation, parts.blocks * output * width + SEPARATE_ROTARY * _rotated(model, layout)
+    return norms + activation, parts.blocks * output * width + SEPARATE_ROTARY[0] * _rotated(model, layout)
+
+
+def _separate_gradients(model: Model, layout: Layout, moe: bool) -> float:
+    """Passes of the backward where each operation and each gradient is a kernel of its own.
+
+    The sum of a residual has no kernel there, the fork before it has one (3).
+    Ignored: sums of the gradients that matrices which stock models keep apart have for one input (9 h).
+    """
+    parts = parts_of(model)
+    blocks = 1 if model.parallel_block else parts.blocks
+    output = 3 + (1 if model.biases else 0) + (2 + MASK if model.dropout else 0)
+    width = model.hidden / residual_shards(layout)
+    one = layout.kernels.fused_norms
+    norm, of_weight = (ONE_NORM_GRADIENT, ONE_NORM_WEIGHT) if one else (RMS_GRADIENT, RMS_WEIGHT)
+    norm += 0.0 if model.frozen else of_weight
+    norms = blocks * norm * width + norm * _normalised(model, layout)
+    activation_passes = SEPARATE_ACTIVATION[model.gated_mlp][1] + (1 if model.biases else 0)
+    activation = activation_passes * _width(model, moe) / layout.parallel.tp
+    return norms + activation + parts.blocks * output * width + SEPARATE_ROTARY[1] * _rotated(model, layout)
 
 
 def _rotated(model: Model, layout: Layout) -> float:

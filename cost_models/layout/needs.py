@@ -40,6 +40,9 @@ CUT_LAYERS = _several("tp", "tp is 1")
 SEQUENCE_PARALLEL = _on("sequence_parallel")
 CHUNKS = _on("tp_overlap")
 FUSED = _on("fused_kernels")
+SEPARATE_KERNELS = Need(
+    "fused_kernels: false", "fused_kernels is true", lambda layout: not layout.kernels.fused
+)
 LOSS_BY_KERNELS = Need(
     "loss_bytes: auto", "loss_bytes is {loss_bytes}", lambda layout: layout.kernels.loss_bytes is None
 )

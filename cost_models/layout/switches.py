@@ -340,6 +340,8 @@ class Kernels(Group):
     (Transformer Engine, fp8_dot_product_attention, on Blackwell); unfused: the scores go to memory and back."""
     fused: bool = switch(True, name="fused_kernels")
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
+    fused_norms: bool = switch(False, needs=(needs.SEPARATE_KERNELS,))
+    """Norms are one kernel where other operations are one each (PyTorch's RMSNorm since 2.9)."""
     lean_gradients: bool = switch(False, needs=(needs.FUSED,))
     """Gradients of norms, activation and rotary embedding read only what they need, as Transformer Engine's kernels
     do; off: twice what the forward reads and writes."""

@@ -30,8 +30,27 @@ def test_fused_passes_of_llama() -> None:
 
 
 def test_separate_passes_of_llama() -> None:
-    by_hand = (2 * 16 + 2 * 3) * HIDDEN + 9 * (HEADS + KV_HEADS) * 128 + 5 * FFN
+    by_hand = (2 * 18 + 2 * 3) * HIDDEN + 10 * (HEADS + KV_HEADS) * 128 + 5 * FFN
     assert passes(MODEL, Layout(fused_kernels=False)) == by_hand
+    by_hand = (2 * 2 + 2 * 3) * HIDDEN + 10 * (HEADS + KV_HEADS) * 128 + 5 * FFN
+    assert passes(MODEL, Layout(fused_kernels=False, fused_norms=True)) == by_hand
+
+
+def test_separate_gradients_of_llama() -> None:
+    # norm: weight 2, to fp32 3, scale 4, of the scale 6 + 2, of the mean 2, of the square 4 + 4 + 6, sum 6, back 3;
+    # of its weight 3 + 1; fork 3; rotary: 4 products, negation, 2 x 2 zeros, 2 sums; SwiGLU 3 + 3 + 3
+    rotary = 15 * (HEADS + KV_HEADS) * 128
+    assert backward(MODEL, fused_kernels=False) == 2 * (46 + 3) * HIDDEN + rotary + 9 * FFN
+    one = backward(MODEL, fused_kernels=False, fused_norms=True)
+    assert one == 2 * (5 + 3) * HIDDEN + rotary + 9 * FFN
+    frozen = backward(replace(MODEL, adapter_rank=8), fused_kernels=False)
+    assert frozen == 2 * (42 + 3) * HIDDEN + rotary + 9 * FFN
+    normed = replace(MODEL, qk_norm=True)
+    more = backward(normed, fused_kernels=False) - backward(MODEL, fused_kernels=False)
+    assert more == 46 * (HEADS + KV_HEADS) * 128
+    dropped = replace(MODEL, dropout=True)
+    assert backward(dropped, fused_kernels=False) - backward(MODEL, fused_kernels=False) == 2 * 2.5 * HIDDEN
+    assert backward(GPT, fused_kernels=False) == 2 * passes(GPT, Layout(fused_kernels=False))
 
 
 def test_dropout_of_gpt() -> None:
@@ -219,7 +238,7 @@ def test_norms_of_queries_and_keys() -> None:
     normed = replace(MODEL, qk_norm=True)
     assert passes(normed) - passes(MODEL) == 2 * (HEADS + KV_HEADS) * 128
     separate = Layout(fused_kernels=False)
-    assert passes(normed, separate) - passes(MODEL, separate) == 16 * (HEADS + KV_HEADS) * 128
+    assert passes(normed, separate) - passes(MODEL, separate) == 18 * (HEADS + KV_HEADS) * 128
 
 
 def test_clamps_and_biases_of_experts() -> None:

@@ -173,3 +173,19 @@ def test_what_a_stack_of_a_year_does(
     run = Run(config)
     found = setting_of(run, switch)
     assert (found and found.value) == value
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "fused"),
+    [
+        ("torchtitan", 2026, True),
+        ("torchtitan", 2025, None),
+        ("torchtitan with torch.compile", 2026, None),
+        ("Hugging Face Trainer", 2026, None),
+    ],
+)
+def test_norms_are_one_kernel_where_the_stack_has_pytorchs(
+    framework: str, year: int, fused: bool | None
+) -> None:
+    said = setting_of(Run(RunConfig(gpu="h100", framework=framework, year=year)), "fused_norms")
+    assert (said and said.value) == fused
