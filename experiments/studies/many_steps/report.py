@@ -23,7 +23,7 @@ from hdpsim.experiments.studies.step_report import (
     scenario_document,
 )
 
-from .run import REASONS, ManySteps
+from .run import REASONS, ManySteps, loading_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,6 +106,7 @@ def run_json(run: ManySteps) -> dict[str, Any]:
 
 def steps_table(run: ManySteps) -> Table[RunStep]:
     """One row per step."""
+    storage_bytes_per_s = run.scenario.run.storage_bytes_per_s
     columns: tuple[Column[RunStep], ...] = (
         Column("step", lambda row: row.number),
         Column("start_s", heading="begins", unit="s", format=",.3f"),
@@ -124,7 +125,7 @@ def steps_table(run: ManySteps) -> Table[RunStep]:
         Column("tokens_per_s", lambda row: row.step.tokens / row.period_s, heading="tokens/s", format=",.0f"),
         Column("micro_batches", lambda row: row.step.micro_batches, shown=False),
         Column("largest_group", lambda row: row.step.largest_group, shown=False),
-        Column("loading_s", lambda row: row.step.path.loading_s, shown=False),
+        Column("loading_s", lambda row: loading_s(row.step, storage_bytes_per_s), shown=False),
         Column("planning_s", lambda row: row.step.path.planning_s, shown=False),
         Column("host_memory_bytes", lambda row: row.step.host_bytes, shown=False),
         Column("warm_up", lambda row: row.number <= run.warm_up, shown=False),

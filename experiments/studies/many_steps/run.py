@@ -51,11 +51,15 @@ def warm_up_steps(first: PreparedStep, steps: int, checkpoint_steps: int | None)
     return least + (steps - least) % checkpoint_steps
 
 
+def loading_s(step: PreparedStep, storage_bytes_per_s: float) -> float:
+    """What loading a step's batch takes while nobody else uses the storage."""
+    return max(step.path.loading_s, step.path.read_bytes / storage_bytes_per_s)
+
+
 def alone_s(step: PreparedStep, storage_bytes_per_s: float) -> float:
     """What each of many steps with this batch takes in closed form (DataPath): nothing comes from the steps before."""
-    path = step.path
-    loading_s = max(path.loading_s, path.read_bytes / storage_bytes_per_s)
-    way = DataPath(loading_s=loading_s, planning_s=path.planning_s, ahead_steps=path.ahead_steps)
+    path, read_s = step.path, loading_s(step, storage_bytes_per_s)
+    way = DataPath(loading_s=read_s, planning_s=path.planning_s, ahead_steps=path.ahead_steps)
     return step.step_s + sum(way.exposed_s(step.step_s))
 
 

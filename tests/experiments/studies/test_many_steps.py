@@ -39,7 +39,9 @@ def asked(*arguments: str) -> dict[str, Any]:
 def test_every_step_has_what_sharing_links_and_flaps_cost_it() -> None:
     shared = SharedLinks(independent_s=9.0, alone_s=9.0, contention_s=np.zeros(1), flaps_s=0.4)
     rows = tuple(played([a_step(5.0), replace(a_step(10.0), network=shared)]))
-    table = steps_table(cast(ManySteps, SimpleNamespace(steps=rows, warm_up=0, links=None)))
+    scenario = SimpleNamespace(run=SimpleNamespace(storage_bytes_per_s=1e9))
+    run = SimpleNamespace(steps=rows, warm_up=0, links=None, scenario=scenario)
+    table = steps_table(cast(ManySteps, run))
     assert [row["sharing_s"] for row in table.records()] == pytest.approx([0.0, 0.6])
     assert [row["flaps_s"] for row in table.records()] == [0.0, 0.4]
     assert {"+0.600", "+0.400"} <= set(table.drawn().rows[1])
@@ -64,13 +66,15 @@ def test_with_nothing_slow_steps_are_those_of_single_batches() -> None:
 
 def test_json_and_files(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    found = asked(
-        "simulate", "quickstart-8gpu", "--steps", "8", "--set", "run.planning_time=1min", "--out", str(folder)
-    )
+    slow = ("--set", "run.planning_time=1min", "--set", "campaign.storage_bandwidth=1MB/s")
+    found = asked("simulate", "quickstart-8gpu", "--steps", "8", *slow, "--out", str(folder))
     assert found["kind"] == "run"
     results = found["results"]
     assert results["steps"] == len(results["per_step"]) == 8
     assert results["wait_s"]["plan"] > 0
+    first = results["per_step"][0]  # its batch passes an idle storage, of 4 B a token
+    assert first["loading_s"] == pytest.approx(128 * 1024 * 4 / 1e6)
+    assert first["start_s"] == pytest.approx(first["loading_s"] + first["planning_s"])
     assert results["period_s"]["mean"] >= 60.0
     assert results["planner_busy_share"] > 0.8
     assert results["band"]["step_s_p10"] < results["period_s"]["mean"] < results["band"]["step_s_p90"]
