@@ -218,14 +218,14 @@ def _source_files(module: ModuleType | None) -> set[Path]:
     files: set[Path] = set()
     waiting = [module]
     while waiting:
-        one = waiting.pop()
-        path = _file(one)
+        module_in_turn = waiting.pop()
+        path = _file(module_in_turn)
         if path is None or path in files or folder not in path.parents:
             continue
-        if installed and one.__name__.partition(".")[0] != package:
+        if installed and module_in_turn.__name__.partition(".")[0] != package:
             continue
         files.add(path)
-        for value in list(vars(one).values()):
+        for value in list(vars(module_in_turn).values()):
             name = getattr(value, "__module__", "")
             if isinstance(value, ModuleType):
                 waiting.append(value)

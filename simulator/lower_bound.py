@@ -168,13 +168,13 @@ class _StepBound:
         At least what a micro-batch of one token takes. A weight gradient may be the last that a stage does.
         """
         cost, chain = self._cost, self._chain
-        one = MicroBatches.one([1], 1, 0)
+        one_token = MicroBatches.one([1], 1, 0)
         ways = []
         depth = chain.virtual_stages
         for stage, chunk in zip(chain.stage[:, :depth], chain.chunk[:, :depth], strict=True):
             kinds = cost.kind[stage, chunk]
             sides = []
-            for terms in cost.both_terms_s(one):
+            for terms in cost.both_terms_s(one_token):
                 until_s = np.concatenate(([0.0], np.cumsum(terms.sum(axis=0)[kinds, 0])[:-1]))
                 least_s = np.full(cost.layout.parallel.pp, np.inf)
                 np.minimum.at(least_s, stage, until_s)

@@ -113,8 +113,8 @@ def _of_precision(setup: Setup) -> Iterator[Rule]:
     yield wide, "memory", "eight_bit_copy_bytes"
     yield "sharding is zero3" if layout.sharding.kind == "zero3" else "", "memory", "eight_bit_copy_bytes"
     has = {"attention": True, "latent": setup.model.expert_latent, "prediction": setup.model.mtp_layers}
-    some = any(has[part] for part in parts_of_text(layout.precision.bf16_parts))
-    yield "" if some else f"{setup.model.name} has no such parts", "layout", "bf16_parts"
+    has_parts = any(has[part] for part in parts_of_text(layout.precision.bf16_parts))
+    yield "" if has_parts else f"{setup.model.name} has no such parts", "layout", "bf16_parts"
 
 
 def _of_experts(setup: Setup) -> Iterator[Rule]:

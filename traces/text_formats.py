@@ -286,8 +286,8 @@ class _Csv(NamedTuple):
     def lengths(self, place: int, wanted: range) -> Iterator[Ints]:
         """Yield the lengths of some records (from 0, header included), parsed one by one; none if one is bad."""
         with self._records() as reader, contextlib.suppress(BadValueError, IndexError):
-            some = islice(filter(None, reader), wanted.start, wanted.stop)
-            yield lengths_from_texts(fields[place].encode() for fields in some)
+            rows = islice(filter(None, reader), wanted.start, wanted.stop)
+            yield lengths_from_texts(fields[place].encode() for fields in rows)
 
     def line_of(self, record: int) -> int:
         """The line on which that record (from 1, header included) ends, or where an overlong field before it starts."""

@@ -167,11 +167,11 @@ def parts_of_a_token(model: Model, parts: int, *, in_turn: bool) -> float:
     8 of 256 experts on 64 GPUs in turn: on 2 GPUs of one node; all choices alike: on 7.7 GPUs of 5.3 nodes.
     Source: in turn, NVIDIA-NeMo/Automodel, components/moe/layers.py (FakeBalancedGate).
     """
-    experts, top_k, each = model.experts, model.top_k, model.experts // parts
+    experts, top_k, experts_of_part = model.experts, model.top_k, model.experts // parts
     if in_turn:
-        starts = range(0, each, gcd(top_k, each))
-        return sum(min(parts, -(-(start + top_k) // each)) for start in starts) / len(starts)
-    return parts * (1.0 - comb(experts - each, top_k) / comb(experts, top_k))
+        starts = range(0, experts_of_part, gcd(top_k, experts_of_part))
+        return sum(min(parts, -(-(start + top_k) // experts_of_part)) for start in starts) / len(starts)
+    return parts * (1.0 - comb(experts - experts_of_part, top_k) / comb(experts, top_k))
 
 
 def beside_the_other_micro_batch_s(

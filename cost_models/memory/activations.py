@@ -114,8 +114,8 @@ def usual_activation_bytes(model: Model, layout: Layout, overheads: MemoryOverhe
         return activation_bytes_per_token_layer(model, layout, overheads=overheads)
     kept = 0.0
     for kind, count in layer_counts(model):
-        (one, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
-        kept += count * activation_bytes_per_token_layer(one, seen, moe=moe, overheads=overheads)
+        (of_kind, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
+        kept += count * activation_bytes_per_token_layer(of_kind, seen, moe=moe, overheads=overheads)
     return kept / model.layers
 
 

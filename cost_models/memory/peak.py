@@ -227,22 +227,22 @@ def rank_capacity_tokens(
     check_layout(model, layout, ranks)
     shared_by = group_ranks or layout.parallel.cp or 1
     job = _Job(model, layout, cluster, ranks, offload_ratio, micro_batches, overheads or LEAN, shared_by)
-    empty, one = _load(job, 0), _load(job, CAPACITY_STEP_TOKENS * layout.parallel.tp)
+    empty, one_step = _load(job, 0), _load(job, CAPACITY_STEP_TOKENS * layout.parallel.tp)
     stages = _telling_stages(model, layout.of_stages, micro_batches)
-    steps = min(_most_steps(job, stage, empty, one) for stage in stages)
+    steps = min(_most_steps(job, stage, empty, one_step) for stage in stages)
     return steps * CAPACITY_STEP_TOKENS * layout.parallel.tp
 
 
 def _most_steps(job: _Job, stage: _FilledStage, no_step: _Load, one_step: _Load) -> int:
     """Multiples of the capacity's step that fit on a stage."""
-    empty, one = _stage_report(job, stage, no_step), _stage_report(job, stage, one_step)
-    if not one.fits:
-        raise _out_of_memory(job.model, job.layout, one)
-    fixed, with_one = (_growing_with_tokens(job, report) for report in (empty, one))
-    steps = int((one.capacity_bytes - fixed) / (with_one + one.run_ahead - fixed))
-    if one.host_bytes > empty.host_bytes:
-        spare = one.host_capacity_bytes - empty.host_bytes
-        steps = min(steps, int(spare / (one.host_bytes - empty.host_bytes)))
+    empty, first = _stage_report(job, stage, no_step), _stage_report(job, stage, one_step)
+    if not first.fits:
+        raise _out_of_memory(job.model, job.layout, first)
+    fixed, with_one = (_growing_with_tokens(job, report) for report in (empty, first))
+    steps = int((first.capacity_bytes - fixed) / (with_one + first.run_ahead - fixed))
+    if first.host_bytes > empty.host_bytes:
+        spare = first.host_capacity_bytes - empty.host_bytes
+        steps = min(steps, int(spare / (first.host_bytes - empty.host_bytes)))
     # Scores grow with the square of tokens: the line is a bound
     if job.layout.kernels.attention == "unfused":
 
@@ -287,11 +287,11 @@ def _token_bytes(
     working: dict[LayerKind, float] = {}
     at_attention: dict[LayerKind, float] = {}
     for kind in kinds_of(model):
-        (one, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
-        kept[kind] = activation_bytes_per_token_layer(one, seen, moe=moe, overheads=overheads)
-        working[kind] = _working_bytes(one, seen, kept[kind], moe=moe)
+        (of_kind, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
+        kept[kind] = activation_bytes_per_token_layer(of_kind, seen, moe=moe, overheads=overheads)
+        working[kind] = _working_bytes(of_kind, seen, kept[kind], moe=moe)
         if kind.attends:
-            at_attention[kind] = bytes_at_attention(one, seen, kept[kind], moe=moe)
+            at_attention[kind] = bytes_at_attention(of_kind, seen, kept[kind], moe=moe)
     return _TokenBytes(
         kept=kept,
         working=working,

@@ -73,10 +73,10 @@ def state_bytes(
     reduced = ranks > 1
     trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
     unit, pair = (min(units * shard.largest_unit, shard.total) for units in (1, 2))
-    one, two = (units * (1.0 - 1.0 / copies) for units in (unit, pair))
-    gathered = layout.precision.gradient_bytes * trained * one if level >= 2 else 0.0
+    unit_spread, pair_spread = (units * (1.0 - 1.0 / copies) for units in (unit, pair))
+    gathered = layout.precision.gradient_bytes * trained * unit_spread if level >= 2 else 0.0
     if level >= 3:
-        gathered += WEIGHT_BYTES * (two if overheads.sixteen_bit_shards else pair)
+        gathered += WEIGHT_BYTES * (pair_spread if overheads.sixteen_bit_shards else pair)
     eight_bit = 0.0
     if layout.precision.products != "bf16" and level < 3:
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices

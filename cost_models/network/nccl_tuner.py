@@ -231,8 +231,10 @@ class Tuner:
     def _nvls_bytes_per_s(self) -> float:
         """Bus bandwidth: twice what the heads' channels carry, for an all-reduce puts reduction and copy in a row."""
         heads, table = min(self.wires.ranks_per_node, _HEADS), self._table
-        each = self.wires.nvlink_bytes_per_s / heads
-        speed = next((1e9 * speed for speed in table.speeds if 0.99e9 * speed <= each), each)
+        head_bytes_per_s = self.wires.nvlink_bytes_per_s / heads
+        speed = next(
+            (1e9 * speed for speed in table.speeds if 0.99e9 * speed <= head_bytes_per_s), head_bytes_per_s
+        )
         return 2 * table.nvls_share * speed * (heads - 1)
 
     @cached_property

@@ -111,9 +111,11 @@ def stage_buckets(model: Model, layout: Layout, stage: int, limit: float) -> int
         if part.head and not (model.tied_embeddings and layout.parallel.pp == 1):
             tensors.append(vocabulary)
         for kind, count in part.by_kind:
-            one, moe = as_layer(model, kind)
-            shards = reversed(layer_shards(one, layout, moe=moe))
-            sizes = [layer_shard(one, layout, moe=True).total] if moe else [shard.weights for shard in shards]
+            of_kind, moe = as_layer(model, kind)
+            shards = reversed(layer_shards(of_kind, layout, moe=moe))
+            sizes = (
+                [layer_shard(of_kind, layout, moe=True).total] if moe else [shard.weights for shard in shards]
+            )
             tensors += count * sizes
         if part.embedding:
             tensors.append(vocabulary)

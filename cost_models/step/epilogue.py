@@ -131,7 +131,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
     """Add up gathers, gradient sums and optimizers of a step by stage; epilogue says what of them is waited for."""
     model, layout, cal = cost.model, cost.layout, cost.cal
     gather, sync, first_gather, last_sync, optimizer = (np.zeros(layout.parallel.pp) for _ in range(5))
-    whole = layout.sharding.kind == "zero3" and not layout.sharding.sums_layers
+    all_at_once = layout.sharding.kind == "zero3" and not layout.sharding.sums_layers
     for counts, members, stride, _ in _sharers(cost, ranks):
         if layout.sharding.kind == "zero3":
             groups = ShardGroups.of(layout, cost.collectives, members, stride)
@@ -139,7 +139,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             reduced_s = _sync_s(cost, counts, groups, np.ones_like(counts))
             layers = np.maximum(1, cost.layers_by_stage)  # of whole gradients a layer is summed at once
             sync += reduced_s
-            last_sync += reduced_s / (layers if whole else buckets(counts, members, layout))
+            last_sync += reduced_s / (layers if all_at_once else buckets(counts, members, layout))
         else:
             group = cost.collectives.group(members, stride=stride)
             plain = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
@@ -162,7 +162,7 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
         first_gather_s=first_gather,
         sync_s=sync,
         last_sync_s=last_sync,
-        backward_gathers_s=cost.backward_gathers_s if whole else np.zeros(layout.parallel.pp),
+        backward_gathers_s=cost.backward_gathers_s if all_at_once else np.zeros(layout.parallel.pp),
         optimizer_s=optimizer,
         tied_sync_s=_tied_sync_s(cost, ranks),
     )
@@ -285,8 +285,8 @@ def _matrices_of_a_layer(model: Model, layout: Layout) -> float:
     kinds = layer_counts(model) if model.layer_pattern else ((LayerKind(bool(model.experts)), model.layers),)
     total = 0
     for kind, count in kinds:
-        one, moe = as_layer(model, kind)
-        total += count * layer_tensors(one, layout, moe=moe)
+        of_kind, moe = as_layer(model, kind)
+        total += count * layer_tensors(of_kind, layout, moe=moe)
     return total / model.layers
 
 
@@ -308,8 +308,8 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, piece
     Reduce-scatters are not checked: they take lists of tensors (measured: they are as fast as without checks).
     """
     layout = cost.layout
-    each = pieces if layout.sharding.bucket_parameters is not None else np.ones_like(pieces)
-    volume = layout.precision.gradient_bytes * parameters / np.maximum(each, 1.0)
+    buckets_of_stage = pieces if layout.sharding.bucket_parameters is not None else np.ones_like(pieces)
+    volume = layout.precision.gradient_bytes * parameters / np.maximum(buckets_of_stage, 1.0)
     if layout.sharding.sums_layers:
         if groups.replicas is None:
             return np.zeros_like(parameters)
@@ -322,7 +322,7 @@ def _sync_s(cost: MicroBatchCost, parameters: Floats, groups: ShardGroups, piece
         once_s = cost.collectives.reduce_scatter_s(volume, groups.shard, in_place=True)
         if groups.replicas is not None:
             once_s = once_s + cost.collectives.all_reduce_s(volume / groups.shard.ranks, groups.replicas)
-    return np.asarray(each * once_s)
+    return np.asarray(buckets_of_stage * once_s)
 
 
 def step_costs(

@@ -105,8 +105,8 @@ class MicroBatchCost:
         """
         tokens = batches.tokens_per_rank
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
-        for each, counts in self._layer_columns.items():
-            out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, each)
+        for layer_kind, counts in self._layer_columns.items():
+            out[TERM_ROWS["gemm"]] += counts * self._layers.weight_gradient_s(tokens, layer_kind)
         out[TERM_ROWS["logits"]] += self._heads * self._layers.head.weight_gradient_s(tokens)
         for row, kind in enumerate(self.kinds):
             prediction = self._layers.prediction
@@ -121,13 +121,15 @@ class MicroBatchCost:
         tokens = batches.tokens_per_rank
         out = np.zeros((len(TERMS), len(self.kinds), batches.count))
         # A multi-token-prediction layer costs its layers (one of the usual kind), its input's projection and a head.
-        for number, (each, counts) in enumerate(self._layer_columns.items()):
+        for number, (layer_kind, counts) in enumerate(self._layer_columns.items()):
             if number:
-                out += counts * layers[each, backward][:, None]
+                out += counts * layers[layer_kind, backward][:, None]
             else:  # of thousands of micro-batches a sum takes longer
-                np.multiply(counts, layers[each, backward][:, None], out=out)
+                np.multiply(counts, layers[layer_kind, backward][:, None], out=out)
             if backward and self._repeating:
-                out[TERM_ROWS["recompute"]] += counts * (self._repeats_of[each] @ layers[each, False])
+                out[TERM_ROWS["recompute"]] += counts * (
+                    self._repeats_of[layer_kind] @ layers[layer_kind, False]
+                )
         overlapped = None if self._sharded is None else self._beside_shards_s(batches, layers, backward)
         offloads, prediction = batches.offload_ratio.any(), self._layers.prediction
         for row, kind in enumerate(self.kinds):
@@ -263,16 +265,16 @@ class MicroBatchCost:
                 add("spread", backward, "ring_wait", scanning, exchanged, repeats)
         terms = {"tensor": "tp_communication", "experts": "expert_all_to_all"}
         shown = "layer_gather" if self.layout.sharding.kind == "zero3" else "layer_reduce"
-        for each in self._layer_columns:
-            counts = [by_kind.get(each, 0) for by_kind in self._counts]
-            for kind, backward, sent in self._layers.linear_sent(tokens, layers, each):
-                add(kind, backward, terms[kind], counts, sent, self._repeats_of[each])
+        for layer_kind in self._layer_columns:
+            counts = [by_kind.get(layer_kind, 0) for by_kind in self._counts]
+            for kind, backward, sent in self._layers.linear_sent(tokens, layers, layer_kind):
+                add(kind, backward, terms[kind], counts, sent, self._repeats_of[layer_kind])
             for backward in (False, True):
                 if self._sharded is not None:
-                    compute_s = self._compute_s(layers, backward)[each]
-                    shards = self._sharded.sent(each, compute_s, backward=backward)
+                    compute_s = self._compute_s(layers, backward)[layer_kind]
+                    shards = self._sharded.sent(layer_kind, compute_s, backward=backward)
                     if shards is not None:
-                        add("shards", backward, shown, counts, shards, self._repeats_of[each])
+                        add("shards", backward, shown, counts, shards, self._repeats_of[layer_kind])
         if batches.offload_ratio.any():
             for alike in alike_for_offload(self.kinds):
                 moving = [kind.offloading_layers * (kind in alike) for kind in self.kinds]
@@ -397,8 +399,10 @@ class MicroBatchCost:
             total -= repeated_s - self._repeats[TERM_ROWS["host"]] * fixed_s
         elif self._repeating:
             layers = self._layers.terms_s(batches, (False,))
-            for each, counts in self._layer_columns.items():
-                total -= counts * (self._repeats_of[each][repeated] @ layers[each, False][repeated])
+            for layer_kind, counts in self._layer_columns.items():
+                total -= counts * (
+                    self._repeats_of[layer_kind][repeated] @ layers[layer_kind, False][repeated]
+                )
         if not weight_gradients:
             total -= self.weight_terms_s(batches).sum(axis=0)
         return np.asarray(total)

@@ -173,13 +173,13 @@ class ShardedParameters:
         self._experts = ShardGroups.of(shards, collectives, copies, spread)
         self._forward, self._backward = {}, {}
         for kind in kinds_of(model):
-            one, moe = as_layer(model, kind)
-            tensors = layer_tensors(one, layout, moe=moe)
+            of_kind, moe = as_layer(model, kind)
+            tensors = layer_tensors(of_kind, layout, moe=moe)
             unit = self._traffic(*kind_shard(model, layout, kind)[:2], tensors=tensors)
             self._forward[kind] = self._backward[kind] = unit
             reuse = layout.sharding.reuse_parameters
             if reuse is not None and layout.recompute.kind == "full" and repeats(layout, kind):
-                gathered_again = given_back(layer_shards(one, layout, moe=moe), reuse)
+                gathered_again = given_back(layer_shards(of_kind, layout, moe=moe), reuse)
                 self._backward[kind] = unit.gathered(1.0 + gathered_again)
         vocabulary, positions = vocabulary_shard(model, layout), model.learned_positions * model.hidden
         self._vocabulary = self._traffic(vocabulary, 0, tensors=1)
@@ -279,16 +279,18 @@ class ShardedParameters:
         occurring = list(counts)
         sample = next(iter(layer_s.values()))
         gather, reduce = np.zeros_like(sample), np.zeros_like(sample)
-        for each in occurring:
-            unit, inner = (self._backward if backward else self._forward)[each], counts[each]
+        for layer_kind in occurring:
+            unit, inner = (self._backward if backward else self._forward)[layer_kind], counts[layer_kind]
             # the edge layer computes before there is anything to run beside it, or transfers after the last compute
-            if each == occurring[0]:
+            if layer_kind == occurring[0]:
                 inner -= 1
                 gather += unit.gather_s * (not (backward and kind.head and self._layout.sharding.overlap))
                 reduce += unit.reduce_s * backward
-            gather_s, reduce_s = self._layer_exposed_s(unit, layer_s[each] - network_s[each], backward)
-            gather += counts[each] * unit.copy_out_s + inner * gather_s
-            reduce += counts[each] * unit.copy_in_s * backward + inner * reduce_s
+            gather_s, reduce_s = self._layer_exposed_s(
+                unit, layer_s[layer_kind] - network_s[layer_kind], backward
+            )
+            gather += counts[layer_kind] * unit.copy_out_s + inner * gather_s
+            reduce += counts[layer_kind] * unit.copy_in_s * backward + inner * reduce_s
         # embedding and output projection are one unit where they are tied
         tied = kind.embedding and kind.head and self._model.tied_embeddings
         units = [self._embedding] * kind.embedding + [self._vocabulary] * (kind.head and not tied)

@@ -73,8 +73,8 @@ def forward_flop(model: Model) -> TokenFlop:
     weights = mtp * prediction_matrix(model).weights
     attending = scanned = 0
     for kind, count in layers:
-        one, moe = as_layer(model, kind)
-        weights += count * layer_linear_weights(one, moe=moe)
+        of_kind, moe = as_layer(model, kind)
+        weights += count * layer_linear_weights(of_kind, moe=moe)
         attending += count * kind.attends
         if kind is LayerKind.MAMBA and model.mamba is not None:
             scanned += count * model.mamba.inner * model.mamba.state

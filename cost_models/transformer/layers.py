@@ -142,8 +142,8 @@ def as_layer(model: Model, kind: LayerKind) -> tuple[Model, bool]:
         kept |= {"experts": 0, "top_k": 0, "shared_expert_ffn": 0, "expert_latent": 0}
     if kind is not LayerKind.MAMBA:
         kept["mamba"] = None
-    one = replace(model, **kept)  # type: ignore[arg-type]
-    return one, kind.has_experts
+    of_kind = replace(model, **kept)  # type: ignore[arg-type]
+    return of_kind, kind.has_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,8 +167,8 @@ def parameters(model: Model) -> ParameterCount:
     """
     total = ParameterCount()
     for kind, count in layer_counts(model):
-        one, moe = as_layer(model, kind)
-        total += layer_parameters(one, moe=moe) * count
+        of_kind, moe = as_layer(model, kind)
+        total += layer_parameters(of_kind, moe=moe) * count
     vocabulary = vocabulary_matrix(model).weights
     return total + ParameterCount(
         norms=_norm(model),
@@ -328,8 +328,8 @@ def layer_shard(model: Model, layout: Layout, *, moe: bool) -> LayerShard:
 
 def kind_shard(model: Model, layout: Layout, kind: LayerKind) -> LayerShard:
     """Parameters of one layer of a kind on one GPU."""
-    one, moe = as_layer(model, kind)
-    return layer_shard(one, layout, moe=moe)
+    of_kind, moe = as_layer(model, kind)
+    return layer_shard(of_kind, layout, moe=moe)
 
 
 def vocabulary_shard(model: Model, layout: Layout) -> int:

@@ -155,19 +155,19 @@ def plot_replay(replay: DatasetReplay) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     number = np.array([step.step for step in replay.steps])
-    each = np.array([step.tokens_per_s for step in replay.steps])
+    tokens_per_s = np.array([step.tokens_per_s for step in replay.steps])
     mean = np.array([step.mean_tokens_per_s for step in replay.steps])
     half = np.array([np.nan if step.mean_ci95 is None else step.mean_ci95 for step in replay.steps])
     kept = np.unique(np.linspace(0, len(number) - 1, min(MOST_DOTS, len(number))).round().astype(int))
     with figure_and_axes(10.5, 4.2, 1, 2) as (figure, (left, right)):
         size = 3 if len(kept) > 100 else 6
-        left.plot(number[kept], each[kept], ".", color=PALETTE[5], markersize=size, label="step")
+        left.plot(number[kept], tokens_per_s[kept], ".", color=PALETTE[5], markersize=size, label="step")
         left.fill_between(
             number, np.maximum(mean - half, 0.0), mean + half, color=PALETTE[0], alpha=0.22, linewidth=0,
             label="95 % confidence of the mean",
         )  # fmt: skip
         left.plot(number, mean, color=PALETTE[0], linewidth=1.6, label="mean of all steps so far")
-        low, high = float(each.min()), float(each.max())
+        low, high = float(tokens_per_s.min()), float(tokens_per_s.max())
         edge = 0.08 * (high - low) or 0.05 * high
         # room for the legend; the axis need not begin at 0
         left.set(

@@ -148,7 +148,7 @@ def products_of(call: Call) -> list[Document]:
         m, n, k, groups = sizes
         busy_s, flop = every.mean(axis=2), (2.0 * groups * m * n * k).mean(axis=2)
         for (pass_, side), place in product(enumerate(sides), range(count)):
-            one_s, each = float(busy_s[pass_, place]), per_layer[first + place]
+            one_s, repeats = float(busy_s[pass_, place]), per_layer[first + place]
             rows.append(
                 {
                     "product": names[first + place] or f"product_{first + place}",
@@ -158,8 +158,8 @@ def products_of(call: Call) -> list[Document]:
                         for axis, size in zip("mnk", sizes, strict=False)
                     },
                     "groups": int(groups[pass_, place, 0]),
-                    "per_layer": int(each),
-                    "seconds_per_layer": each * one_s,
+                    "per_layer": int(repeats),
+                    "seconds_per_layer": repeats * one_s,
                     "flop_per_s": float(flop[pass_, place]) / one_s if one_s > 0 else 0.0,
                 }
             )

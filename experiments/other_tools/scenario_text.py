@@ -37,8 +37,8 @@ def _entry(key: str, value: Any, comments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _with_comment(line: str, comment: str) -> str:
-    one = " ".join(comment.split())
-    return f"{line:<{_COLUMN}}  # {one}" if one else line
+    line_of_comment = " ".join(comment.split())
+    return f"{line:<{_COLUMN}}  # {line_of_comment}" if line_of_comment else line
 
 
 def _wrapped(lines: Iterable[str]) -> Iterator[str]:

@@ -64,10 +64,12 @@ def _pipeline(setup: Setup, tool: Tool, facts: dict[str, object]) -> None:
             facts["run.chunks"] = pipeline.vpp
     elif "run.chunk_layers" in tool.keys:
         deal = pp * pipeline.vpp
-        each = next(((layers + more) // deal for more in range(3) if (layers + more) % deal == 0), None)
-        if each is not None:
+        chunk_layers = next(
+            ((layers + more) // deal for more in range(3) if (layers + more) % deal == 0), None
+        )
+        if chunk_layers is not None:
             del facts["layout.vpp"]
-            facts["run.chunk_layers"] = each if pipeline.vpp > 1 else None
+            facts["run.chunk_layers"] = chunk_layers if pipeline.vpp > 1 else None
 
 
 def _sharding(setup: Setup, tool: Tool, facts: dict[str, object]) -> None:

@@ -265,11 +265,11 @@ class _Script:
         for word in words:
             for part in self._expanded(word):
                 holds_a_command = re.search(r"\s--[A-Za-z]", part) is not None  # sh -c "python ... --flag"
-                for one in part.split() if holds_a_command else [part]:
-                    if inside and _FLAG.match(one):
+                for word_of_part in part.split() if holds_a_command else [part]:
+                    if inside and _FLAG.match(word_of_part):
                         why = f"it stands inside a condition or a loop (line {word.line})"
-                        one = f"{one.partition('=')[0]}={self._mark(why)}"
-                    kept.append((one, word.line))
+                        word_of_part = f"{word_of_part.partition('=')[0]}={self._mark(why)}"
+                    kept.append((word_of_part, word.line))
 
     def _expanded(self, word: _Word) -> list[str]:
         """The words that a word becomes: arrays, and variables without quotes, may hold several."""

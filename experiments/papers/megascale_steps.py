@@ -89,8 +89,8 @@ def _draws(scenario: Scenario) -> list[tuple[float, ExecutionOptions]]:
         return [(1.0, execution)]
     share = execution.slow_node_share
     none = clean_probability(nodes, share)
-    some = max(1, round(share * nodes)) / nodes
-    shares = [(chance, at) for chance, at in ((none, 0.0), (1.0 - none, some)) if chance > NEGLIGIBLE]
+    slow_share = max(1, round(share * nodes)) / nodes
+    shares = [(chance, at) for chance, at in ((none, 0.0), (1.0 - none, slow_share)) if chance > NEGLIGIBLE]
     total = DRAWS * sum(chance for chance, _ in shares)
     return [
         (chance / total, replace(execution, slow_node_share=at, seed=execution.seed + number))

@@ -44,19 +44,19 @@ _MILLION = 1e6
 _NAMES = {"static": "static", "hdp-naive": "HDP naive", "hdp-balance": "HDP balance", "hdp-opt": "HDP opt"}
 
 
-def words_of(one: Evaluated) -> str:
+def words_of(candidate: Evaluated) -> str:
     """A layout and its strategy in a line: `TP 8, PP 16 x 4 interleaved, CP 2, zero1, recompute full; static`."""
-    layout, options = one.setup.layout, one.setup.strategy
+    layout, options = candidate.setup.layout, candidate.setup.strategy
     parallel, pipeline = layout.parallel, layout.pipeline
     parts = [f"TP {parallel.tp}"]
     if parallel.pp > 1:
         chunks = f" x {pipeline.vpp}" if pipeline.vpp > 1 else ""
         parts.append(f"PP {parallel.pp}{chunks} {pipeline.schedule}")
     if options.name == "static":
-        parts.append(f"CP {one.cp}")
+        parts.append(f"CP {candidate.cp}")
     else:
-        parts.append(f"groups of up to {one.cp}" if one.cp > 1 else "single ranks")
-    if one.setup.model.experts:
+        parts.append(f"groups of up to {candidate.cp}" if candidate.cp > 1 else "single ranks")
+    if candidate.setup.model.experts:
         cut = "" if parallel.etp is None else f", ETP {parallel.etp}"
         parts.append(f"EP {parallel.ep}{cut}")
     parts.append(layout.sharding.kind if layout.sharding.kind != "none" else "no sharding")
@@ -74,29 +74,34 @@ def words_of(one: Evaluated) -> str:
     return f"{', '.join(parts)}; {strategy}"
 
 
-def planned(scenario: Scenario, one: Evaluated) -> Scenario:
+def planned(scenario: Scenario, evaluated: Evaluated) -> Scenario:
     """The scenario of a candidate: what `hdpsim simulate` times as the search did."""
-    return scenario.with_changes(one.candidate.overrides)
+    return scenario.with_changes(evaluated.candidate.overrides)
 
 
-def band_of(scenario: Scenario, one: Evaluated) -> Band:
+def band_of(scenario: Scenario, evaluated: Evaluated) -> Band:
     """How well runs like it were predicted."""
-    return setup_band(one.setup, scenario.batches(1)[0])
+    return setup_band(evaluated.setup, scenario.batches(1)[0])
 
 
 def front(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
     """The candidates that no other beats in throughput, memory and cost at once, the fastest first."""
     kept: list[Evaluated] = []
     ordered = sorted(
-        evaluated, key=lambda one: (-one.tokens_per_s, one.memory.total_bytes, one.usd_per_token or 0.0)
+        evaluated,
+        key=lambda candidate: (
+            -candidate.tokens_per_s,
+            candidate.memory.total_bytes,
+            candidate.usd_per_token or 0.0,
+        ),
     )
-    for one in ordered:
+    for candidate in ordered:
         if not any(
-            other.memory.total_bytes <= one.memory.total_bytes
-            and (other.usd_per_token or 0.0) <= (one.usd_per_token or 0.0)
+            other.memory.total_bytes <= candidate.memory.total_bytes
+            and (other.usd_per_token or 0.0) <= (candidate.usd_per_token or 0.0)
             for other in kept
         ):
-            kept.append(one)
+            kept.append(candidate)
     return kept
 
 
@@ -210,29 +215,29 @@ def _points(candidates: Sequence[Evaluated]) -> tuple[list[float], list[float]]:
     return [one.memory.total_bytes / _GIB for one in candidates], [one.tokens_per_s for one in candidates]
 
 
-def _figures(one: Evaluated) -> dict[str, Any]:
+def _figures(evaluated: Evaluated) -> dict[str, Any]:
     return {
-        "changes": dict(one.candidate.changes),
-        "words": words_of(one),
-        "gpus": one.setup.cluster.gpus,
-        "gpu": one.setup.cluster.gpu.name,
-        **attributes(one, "tokens_per_s step_s"),
-        "memory_gib": one.memory.total_bytes / _GIB,
-        "headroom_gib": one.headroom_bytes / _GIB,
-        "fits_probability": fits_probability(one.memory),
-        "fits_on_paper_only": one.tight,
-        **attributes(one, "usd_per_token joule_per_token"),
+        "changes": dict(evaluated.candidate.changes),
+        "words": words_of(evaluated),
+        "gpus": evaluated.setup.cluster.gpus,
+        "gpu": evaluated.setup.cluster.gpu.name,
+        **attributes(evaluated, "tokens_per_s step_s"),
+        "memory_gib": evaluated.memory.total_bytes / _GIB,
+        "headroom_gib": evaluated.headroom_bytes / _GIB,
+        "fits_probability": fits_probability(evaluated.memory),
+        "fits_on_paper_only": evaluated.tight,
+        **attributes(evaluated, "usd_per_token joule_per_token"),
     }
 
 
-def _row(scenario: Scenario, one: Evaluated, found: SearchResult) -> dict[str, Any]:
-    band = band_of(scenario, one)
+def _row(scenario: Scenario, evaluated: Evaluated, found: SearchResult) -> dict[str, Any]:
+    best, band = found.best[0], band_of(scenario, evaluated)
     return {
-        **_figures(one),
-        "lower_bound_s": one.bound_s or None,
-        "band": band.document(one.step_s, one.tokens_per_s),
-        "account_s": one.accounts,
-        "loses": "" if one is found.best[0] else saved_words(found.best[0].accounts, one.accounts)[1],
+        **_figures(evaluated),
+        "lower_bound_s": evaluated.bound_s or None,
+        "band": band.document(evaluated.step_s, evaluated.tokens_per_s),
+        "account_s": evaluated.accounts,
+        "loses": "" if evaluated is best else saved_words(best.accounts, evaluated.accounts)[1],
     }
 
 
@@ -267,8 +272,8 @@ def best_table(found: SearchResult, rows: Sequence[dict[str, Any]], tokens: floa
     return Table(title=title, columns=columns, rows=pairs)
 
 
-def _usd_per_million(one: Evaluated) -> float | None:
-    return None if one.usd_per_token is None else one.usd_per_token * _MILLION
+def _usd_per_million(evaluated: Evaluated) -> float | None:
+    return None if evaluated.usd_per_token is None else evaluated.usd_per_token * _MILLION
 
 
 def _gpus(cluster: Cluster) -> str:
@@ -353,14 +358,14 @@ def why(found: SearchResult) -> str:
         tried = "" if found.complete else f" (the search did not end; replayed: {len(found.evaluated):,})"
         lines.append(f"Nothing that was tried{tried} is better than the scenario as it is.")
     if found.on_paper:
-        one = found.on_paper[0]
-        gain = one.tokens_per_s / best.tokens_per_s
+        on_paper = found.on_paper[0]
+        gain = on_paper.tokens_per_s / best.tokens_per_s
         lines.append(
-            f"On paper {words_of(one)} fits, too, at {gain:.3f} times the throughput of the best, but leaves "
-            f"{one.headroom_bytes / _GIB:.1f} GiB: less than --headroom asks for."
+            f"On paper {words_of(on_paper)} fits, too, at {gain:.3f} times the throughput of the best, but leaves "
+            f"{on_paper.headroom_bytes / _GIB:.1f} GiB: less than --headroom asks for."
         )
-    for place, one in enumerate(found.best[1:], start=2):
-        lines.append(f"{place} {_behind(found.objective, best, one)}.{_from(best, one)}")
+    for place, runner_up in enumerate(found.best[1:], start=2):
+        lines.append(f"{place} {_behind(found.objective, best, runner_up)}.{_from(best, runner_up)}")
     lines += _of_other_clusters(found)
     return "\n".join(lines)
 
@@ -399,18 +404,18 @@ def _with_what(found: SearchResult, best: Evaluated, asked: Evaluated) -> str:
 _DEAR = {"usd_per_token": "much money", "energy": "much energy"}
 
 
-def _behind(objective: Objective, best: Evaluated, one: Evaluated) -> str:
+def _behind(objective: Objective, best: Evaluated, runner_up: Evaluated) -> str:
     """By how much a runner-up is worse in what was asked for."""
-    share = score_of(one, objective) / score_of(best, objective)
+    share = score_of(runner_up, objective) / score_of(best, objective)
     if objective in _DEAR:
         return f"takes {1.0 / share - 1.0:.1%} more {_DEAR[objective].removeprefix('much ')} a token"
     return f"loses {1.0 - share:.1%}"
 
 
-def _from(best: Evaluated, one: Evaluated) -> str:
-    if best.setup.cluster != one.setup.cluster:
+def _from(best: Evaluated, runner_up: Evaluated) -> str:
+    if best.setup.cluster != runner_up.setup.cluster:
         return ""
-    words = saved_words(best.accounts, one.accounts)[1]
+    words = saved_words(best.accounts, runner_up.accounts)[1]
     return f" The best has {words}." if words else ""
 
 

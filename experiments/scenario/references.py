@@ -75,7 +75,7 @@ class References:
         self._failures(values.get("campaign.failures"))
         if self._problems.found or model is None or cluster is None:
             return None
-        fitting = [one for one in fitted if one is not None]
+        fitting = [kind_calibration for kind_calibration in fitted if kind_calibration is not None]
         if len(fitting) < len(kinds):
             return None
         node = part.get("node") if isinstance(part := values.get("cluster"), Mapping) else None
@@ -87,8 +87,8 @@ class References:
             )
         if isinstance(gpus, int):
             cluster = cluster_of_size(cluster, gpus)
-        for kind, one in zip(cluster.kinds, fitting, strict=True):
-            doubt = one.why_not_of(kind.gpu)
+        for kind, kind_calibration in zip(cluster.kinds, fitting, strict=True):
+            doubt = kind_calibration.why_not_of(kind.gpu)
             if doubt:
                 self._notes.append(doubt)
         return Found(

@@ -275,11 +275,11 @@ def _full_stages_first(config: RunConfig) -> str | None:
     if config.layers is None or config.pp is None or config.vpp is None:
         return None
     stages = config.pp * config.vpp
-    each = -(-config.layers // stages)
-    rest = config.layers - each * (stages - 1)
+    layers_of_stage = -(-config.layers // stages)
+    rest = config.layers - layers_of_stage * (stages - 1)
     if stages == 1 or rest < 1:
         return None
-    return f"Et*{each}|{f't*{each}|' * (stages - 2)}t*{rest}L"
+    return f"Et*{layers_of_stage}|{f't*{layers_of_stage}|' * (stages - 2)}t*{rest}L"
 
 
 def _micro_batches_of_a_local_batch(config: RunConfig) -> int | None:

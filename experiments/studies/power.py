@@ -120,11 +120,11 @@ def _kind_work(plan: Plan, rank_kind: Ints, kinds: int) -> Floats:
     tokens = plan.segment_tokens.astype(np.float64)
     first, sizes = plan.segment_offsets[:-1], plan.group_size
     of_member = np.repeat(np.arange(plan.micro_batches), sizes)
-    each = [np.add.reduceat(amount, first) / sizes for amount in (tokens, tokens**2)]
+    means = [np.add.reduceat(amount, first) / sizes for amount in (tokens, tokens**2)]
     return np.array(
         [
             np.bincount(rank_kind[plan.member_ranks], weights=share[of_member], minlength=kinds)
-            for share in each
+            for share in means
         ]
     )
 

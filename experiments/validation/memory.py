@@ -81,10 +81,12 @@ def memory_lines(memory: Mapping[str, Any]) -> tuple[str, ...]:
             f"p90 {percent(peak['p90_abs_error'])} %"
         )
     if memory["verdicts_right"] is not None:
-        each = ", ".join(
+        by_verdict = ", ".join(
             f"{percent(memory[key])} % of those that {what}"
             for key, what in (("right_of_ran", "ran"), ("right_of_oom", "ran out of memory"))
             if memory[key] is not None
         )
-        lines.append(f"fits or not: right in {percent(memory['verdicts_right'])} % of the cases ({each})")
+        lines.append(
+            f"fits or not: right in {percent(memory['verdicts_right'])} % of the cases ({by_verdict})"
+        )
     return tuple(lines)

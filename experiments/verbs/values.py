@@ -125,9 +125,9 @@ def strategy_names(value: Names, name: str = "--strategies") -> tuple[str, ...]:
     """Names of strategies that exist."""
     names = names_of(name, value)
     problems: list[tuple[str, str]] = []
-    for one in names:
+    for spelled in names:
         try:
-            strategy_name(one)
+            strategy_name(spelled)
         except ValueError as error:
             problems.append(("", str(error)))
     if problems:

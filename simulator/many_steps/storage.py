@@ -78,22 +78,22 @@ class Storage:
         """Count what was moved since the last change."""
         passed_s = self._env.now - self._changed_s
         self._changed_s = self._env.now
-        for one in self._transfers:
-            one.left_bytes -= one.rate_bytes_per_s * passed_s
-            self.moved_bytes += one.rate_bytes_per_s * passed_s
+        for transfer in self._transfers:
+            transfer.left_bytes -= transfer.rate_bytes_per_s * passed_s
+            self.moved_bytes += transfer.rate_bytes_per_s * passed_s
 
     def _share(self) -> None:
         """Give every transfer its rate, and wake up when the next one ends."""
         left_bytes_per_s, sharers = self._bytes_per_s, len(self._transfers)
-        for one in sorted(self._transfers, key=lambda each: each.fastest_bytes_per_s):
-            one.rate_bytes_per_s = min(one.fastest_bytes_per_s, left_bytes_per_s / sharers)
-            left_bytes_per_s -= one.rate_bytes_per_s
+        for transfer in sorted(self._transfers, key=lambda each: each.fastest_bytes_per_s):
+            transfer.rate_bytes_per_s = min(transfer.fastest_bytes_per_s, left_bytes_per_s / sharers)
+            left_bytes_per_s -= transfer.rate_bytes_per_s
             sharers -= 1
-        total = sum(one.rate_bytes_per_s for one in self._transfers)
+        total = sum(transfer.rate_bytes_per_s for transfer in self._transfers)
         self._record.value("storage (B/s)", self._env.now, total)
         self._plan += 1
         if self._transfers:
-            first_s = min(one.left_bytes / one.rate_bytes_per_s for one in self._transfers)
+            first_s = min(transfer.left_bytes / transfer.rate_bytes_per_s for transfer in self._transfers)
             wake: simpy.Event = self._env.timeout(max(first_s, 0.0), value=self._plan)
             assert wake.callbacks is not None
             wake.callbacks.append(self._end)
@@ -105,11 +105,11 @@ class Storage:
         # What ends with the next moment of the clock has ended: it could not pass for a shorter time.
         moment_s = 1e-15 * self._env.now
         before, self._transfers = self._transfers, []
-        for one in before:
-            if one.left_bytes <= _DONE * one.volume_bytes + moment_s * one.rate_bytes_per_s:
-                one.ended.succeed()
+        for transfer in before:
+            if transfer.left_bytes <= _DONE * transfer.volume_bytes + moment_s * transfer.rate_bytes_per_s:
+                transfer.ended.succeed()
             else:
-                self._transfers.append(one)
+                self._transfers.append(transfer)
         self._share()
 
 

@@ -97,27 +97,27 @@ def fair_rates_of_few(
         level = {link: max(left[link], 0.0) / sum(flows for _, flows in on) for link, on in users.items()}
         stops, stopped = list(limit), set(open_)  # those whom no link stops before their own limit
         for link, on in users.items():
-            for one, _ in on:
-                if level[link] < stops[one]:
-                    stops[one] = level[link]
-                    stopped.discard(one)
+            for user, _ in on:
+                if level[link] < stops[user]:
+                    stops[user] = level[link]
+                    stopped.discard(user)
         by = dict.fromkeys(stopped, -1)
         for link, on in users.items():
-            if min(stops[one] for one, _ in on) >= level[link] * (1.0 - SAME):
-                for one, _ in on:
-                    if one not in stopped and link > by.get(one, -1):
-                        by[one] = link
-        for one, link in by.items():
-            rate[one], bottleneck[one] = stops[one], link
+            if min(stops[user] for user, _ in on) >= level[link] * (1.0 - SAME):
+                for user, _ in on:
+                    if user not in stopped and link > by.get(user, -1):
+                        by[user] = link
+        for user, link in by.items():
+            rate[user], bottleneck[user] = stops[user], link
         open_.difference_update(by)
         rest = {}
         for link, on in users.items():
-            left[link] -= sum(flows * rate[one] for one, flows in on if one in by)
+            left[link] -= sum(flows * rate[user] for user, flows in on if user in by)
             if still := [entry for entry in on if entry[0] not in by]:
                 rest[link] = still
         users = rest
-    for one in open_:
-        rate[one] = limit[one]
+    for user in open_:
+        rate[user] = limit[user]
     return rate, bottleneck
 
 
@@ -144,8 +144,8 @@ class Solved:
 def solve(use: LinkUse, chosen: Collection[Running]) -> Solved:
     """New rates of the *chosen*, all others staying as they are. Only links that are short can stop anybody."""
     links, flows = [], []
-    for one in chosen:
-        pattern = one.activity.pattern
+    for running in chosen:
+        pattern = running.activity.pattern
         inside = use.is_short.take(pattern.links)
         links.append(pattern.links[inside])
         flows.append(pattern.flows[inside])
@@ -157,13 +157,13 @@ def _solve_few(
 ) -> Solved:
     users: dict[int, list[tuple[int, float]]] = {}
     own: dict[int, float] = {}
-    for number, (one, on, weights) in enumerate(zip(chosen, links, flows, strict=True)):
+    for number, (running, on, weights) in enumerate(zip(chosen, links, flows, strict=True)):
         for link, weight in zip(on.tolist(), weights.tolist(), strict=True):
             users.setdefault(link, []).append((number, weight))
-            own[link] = own.get(link, 0.0) + weight * one.rate
+            own[link] = own.get(link, 0.0) + weight * running.rate
     taken = {link: use.carried_by(link) - moved for link, moved in own.items()}
     left = {link: use.effective.item(link) - moved for link, moved in taken.items()}
-    rate, stopped_by = fair_rates_of_few(users, left, [one.limit for one in chosen])
+    rate, stopped_by = fair_rates_of_few(users, left, [running.limit for running in chosen])
     carried, fastest = {}, {}
     for link, on_link in users.items():
         carried[link] = taken[link] + sum(weight * rate[number] for number, weight in on_link)
@@ -233,18 +233,18 @@ class FairSharing:
             chosen.update(dict.fromkeys(wrong if attempt < TRIES else self._on_links_of(solved)))
         return list(zip(chosen, solved.rate, solved.stopped_by, strict=True))
 
-    def stop(self, one: Running, link: int) -> None:
+    def stop(self, running: Running, link: int) -> None:
         """Note the link that keeps an activity from being faster from now on; -1: none does."""
-        if link == one.stopped_by:
+        if link == running.stopped_by:
             return
-        if one.stopped_by >= 0:
-            stopped = self._stopped[one.stopped_by]
-            del stopped[one]
+        if running.stopped_by >= 0:
+            stopped = self._stopped[running.stopped_by]
+            del stopped[running]
             if not stopped:
-                del self._stopped[one.stopped_by]
+                del self._stopped[running.stopped_by]
         if link >= 0:
-            self._stopped.setdefault(link, {})[one] = None
-        one.stopped_by = link
+            self._stopped.setdefault(link, {})[running] = None
+        running.stopped_by = link
 
     def _concerned(self, changed: Ints) -> dict[Running, None]:
         """Return the activities on changed links whose rates may not be fair any more, others staying as they are."""

@@ -45,14 +45,14 @@ class Users:
         self._wide: dict[Pattern, _Wide] = {}  # those that somebody uses
         self._idle = 0  # listed patterns that nobody uses
 
-    def add(self, one: Running) -> None:
+    def add(self, newcomer: Running) -> None:
         """Add an activity to the users of its links."""
-        pattern = one.activity.pattern
+        pattern = newcomer.activity.pattern
         if len(pattern.links) > MANY:
             wide = self._wide.get(pattern)
             if wide is None:
                 wide = self._wide[pattern] = _Wide(pattern)
-            wide.running[one] = None
+            wide.running[newcomer] = None
             return
         running = self._of.get(pattern)
         if running is None:
@@ -61,19 +61,19 @@ class Users:
                 self._on[link].append((running, flows))
         elif not running:
             self._idle -= 1
-        running[one] = None
+        running[newcomer] = None
 
-    def remove(self, one: Running) -> None:
+    def remove(self, leaver: Running) -> None:
         """Take an activity off its links."""
-        pattern = one.activity.pattern
+        pattern = leaver.activity.pattern
         if len(pattern.links) > MANY:
             wide = self._wide[pattern]
-            del wide.running[one]
+            del wide.running[leaver]
             if not wide.running:
                 del self._wide[pattern]
             return
         running = self._of[pattern]
-        del running[one]
+        del running[leaver]
         if not running:
             self._idle += 1
             if self._idle > KEPT and self._idle > len(self._of) // 2:
@@ -135,39 +135,39 @@ class LinkUse:
         self._users = Users()
         self.users = self._users.on  # (link): who is on it, with how many flows
 
-    def add(self, one: Running) -> bool:
+    def add(self, running: Running) -> bool:
         """Add what an activity wants of its links; return whether all of them stay calm."""
-        self._users.add(one)
-        activity = one.activity
+        self._users.add(running)
+        activity = running.activity
         links = activity.pattern.links
         demand = self._demand[links]
         demand += activity.wanted
         self._demand[links] = demand
         return not _any(demand > self._room[links])
 
-    def remove(self, one: Running) -> bool:
+    def remove(self, running: Running) -> bool:
         """Take an activity off its links; return whether all of them were calm."""
-        self._users.remove(one)
-        activity = one.activity
+        self._users.remove(running)
+        activity = running.activity
         links = activity.pattern.links
         demand = self._demand[links]
         demand -= activity.wanted
         self._demand[links] = demand
-        if one.rate != one.limit:
-            self.change_rate(one, one.limit)
+        if running.rate != running.limit:
+            self.change_rate(running, running.limit)
         return not _any(self._room[links] == CROWDED)
 
-    def change_rate(self, one: Running, rate: float) -> None:
+    def change_rate(self, running: Running, rate: float) -> None:
         """Note another rate of an activity."""
-        pattern = one.activity.pattern
-        self._lacking[pattern.links] += pattern.flows * (one.rate - rate)
+        pattern = running.activity.pattern
+        self._lacking[pattern.links] += pattern.flows * (running.rate - rate)
 
     def recount(self, slowed: Iterable[Running]) -> None:
         """Forget rounding: count again what those who are slower than they could be do not get."""
         self._lacking[:] = 0.0
-        for one in slowed:
-            pattern = one.activity.pattern
-            self._lacking[pattern.links] += pattern.flows * (one.limit - one.rate)
+        for running in slowed:
+            pattern = running.activity.pattern
+            self._lacking[pattern.links] += pattern.flows * (running.limit - running.rate)
 
     def carried(self, links: Ints) -> Floats:
         """What flows over these links."""

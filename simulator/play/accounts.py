@@ -309,11 +309,11 @@ def _unit_spans(program: Program, timeline: Timeline) -> list[_Row]:
 
 def _epilogue_spans(program: Program, timeline: Timeline) -> list[_Row]:
     epilogue, end = program.costs.epilogue, timeline.step_end
-    each = np.ones(program.stages)
+    every_stage = np.ones(program.stages)
     loading_s = epilogue.data_s - epilogue.planning_s
     parts = {
-        "data": (end.begin_s, loading_s * each),
-        "planning": (end.begin_s + loading_s, epilogue.planning_s * each),
+        "data": (end.begin_s, loading_s * every_stage),
+        "planning": (end.begin_s + loading_s, epilogue.planning_s * every_stage),
         "parameter_gather": (end.begin_s + epilogue.data_s, epilogue.parameter_gather_s),
         "gradient_sync": (end.sync_start_s, epilogue.gradient_sync_s),
         "optimizer": (end.optimizer_start_s, epilogue.optimizer_s),

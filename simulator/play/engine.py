@@ -312,9 +312,9 @@ class StepPlay:
         met = self._met.setdefault(meeting, [])
         met.append(operation)
         if len(met) == self._parties[meeting]:
-            latest_s = max(computed_s[one.number] for one in self._met.pop(meeting))
-            for one in met:
-                one.end_after(max(0.0, latest_s - now_s))
+            latest_s = max(computed_s[member.number] for member in self._met.pop(meeting))
+            for member in met:
+                member.end_after(max(0.0, latest_s - now_s))
 
     def _operation_ended(self, operation: simpy.Event) -> None:
         """Send the result to the next operation of the chain."""

@@ -369,8 +369,10 @@ def pair(job: RecordedJob, order: Ints, owner: Ints) -> tuple[Ints, Ints]:
         alone = np.setxor1d(send_key, recv_key)
         if len(alone):
             at = np.flatnonzero(send_key == alone[0])
-            one = send[at[0]] if len(at) else recv[np.flatnonzero(recv_key == alone[0])[0]]
-            raise UserInputError(f"{job.describe(int(one))}: the neighbouring stage recorded no counterpart")
+            unpaired = send[at[0]] if len(at) else recv[np.flatnonzero(recv_key == alone[0])[0]]
+            raise UserInputError(
+                f"{job.describe(int(unpaired))}: the neighbouring stage recorded no counterpart"
+            )
         sends.append(send)
         receives.append(recv)
     return np.concatenate(sends), np.concatenate(receives)

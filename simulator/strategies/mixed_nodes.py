@@ -151,29 +151,29 @@ def _merged(problem: PlanningProblem, mixed: MixedCost, parts: list[Ints], plans
     for ranks, _, plan in made:
         order[ranges(offsets[ranks], slots[ranks])] = np.where(plan.order == HOLE, HOLE, plan.order + before)
         before += plan.micro_batches
-    each = [plan for *_, plan in made]
-    largest = max(int(plan.group_size.max()) for plan in each)
-    padded = any(plan.padding_tokens is not None for plan in each)
+    kind_plans = [plan for *_, plan in made]
+    largest = max(int(plan.group_size.max()) for plan in kind_plans)
+    padded = any(plan.padding_tokens is not None for plan in kind_plans)
     padding = [
         np.zeros(plan.micro_batches, dtype=np.int64) if plan.padding_tokens is None else plan.padding_tokens
-        for plan in each
+        for plan in kind_plans
     ]
     return Plan(
         strategy=problem.options.name,
         ranks=mixed.ranks,
         capacity_tokens=int(capacity.max()),
-        segment_tokens=np.concatenate([plan.segment_tokens for plan in each]),
+        segment_tokens=np.concatenate([plan.segment_tokens for plan in kind_plans]),
         segment_sequence=np.concatenate([part[plan.segment_sequence] for _, part, plan in made]),
-        segment_start=np.concatenate([plan.segment_start for plan in each]),
-        segment_offsets=_joined([plan.segment_offsets for plan in each]),
+        segment_start=np.concatenate([plan.segment_start for plan in kind_plans]),
+        segment_offsets=_joined([plan.segment_offsets for plan in kind_plans]),
         member_ranks=np.concatenate([ranks[plan.member_ranks] for ranks, _, plan in made]),
-        member_offsets=_joined([plan.member_offsets for plan in each]),
-        offload_ratio=np.concatenate([plan.offload_ratio for plan in each]),
+        member_offsets=_joined([plan.member_offsets for plan in kind_plans]),
+        offload_ratio=np.concatenate([plan.offload_ratio for plan in kind_plans]),
         order=order,
         order_offsets=offsets,
         padding_tokens=np.concatenate(padding) if padded else None,
         rank_capacity_tokens=capacity,
-        makespan_s=max(plan.makespan_s for plan in each),
+        makespan_s=max(plan.makespan_s for plan in kind_plans),
         notes=(_shares(problem, mixed, parts), f"largest group {counted(largest, 'rank')}"),
     )
 

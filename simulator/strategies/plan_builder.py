@@ -120,11 +120,13 @@ class PlanBuilder:
         check_plan(self.problem, plan)
         return plan
 
-    def _piece(self, one: object, number: int) -> Piece:
-        parts = one if isinstance(one, tuple) else (one,)
+    def _piece(self, described: object, number: int) -> Piece:
+        parts = described if isinstance(described, tuple) else (described,)
         sequence, *rest = (_integer(part, f"micro-batch {number}: a sequence") for part in parts)
         if len(rest) not in (0, 2):
-            raise PlanError(f"micro-batch {number}: a part is (sequence, first token, tokens), got {one}")
+            raise PlanError(
+                f"micro-batch {number}: a part is (sequence, first token, tokens), got {described}"
+            )
         if not 0 <= sequence < len(self._lengths):
             wrong = f"sequence {sequence} does not exist"
             raise PlanError(f"micro-batch {number}: {wrong}; sequences are 0 .. {len(self._lengths) - 1}")

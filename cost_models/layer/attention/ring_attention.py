@@ -203,18 +203,20 @@ class AttentionCost:
         matters = (batches.group_size > 1) & (np.diff(batches.segment_offsets) > 1)
         if self._sharding != "adaptive" or not matters.any():
             return matters & (self._sharding == "pack")
-        some = batches.only(matters)
-        columns = (some.segment_tokens, some.segment_offsets, *some.groups)
+        relevant = batches.only(matters)
+        columns = (relevant.segment_tokens, relevant.segment_offsets, *relevant.groups)
         key = tuple(column.tobytes() for column in columns if column is not None)
 
         def total_s(by_pack: Bools) -> Floats:
-            cuts = self._cuts(some, by_pack)
-            steps = [self._step_s(some, by_pack, cuts, backward=side) for side in (False, True)]
-            forward, backward = (self.ring(steps[side], some.groups, backward=side) for side in (False, True))
+            cuts = self._cuts(relevant, by_pack)
+            steps = [self._step_s(relevant, by_pack, cuts, backward=side) for side in (False, True)]
+            forward, backward = (
+                self.ring(steps[side], relevant.groups, backward=side) for side in (False, True)
+            )
             return forward.total + backward.total
 
         def chosen(_: tuple[bytes, ...]) -> Bools:
-            all_by_pack = np.ones(some.count, dtype=bool)
+            all_by_pack = np.ones(relevant.count, dtype=bool)
             return total_s(all_by_pack) < total_s(~all_by_pack)
 
         by_pack = matters.copy()

@@ -91,10 +91,14 @@ def rank_strips(rows: Rows) -> str:
         together = -(-len(known) // MOST_COLUMNS)
         width = (WIDTH - LEFT - RIGHT) / -(-len(known) // together)
         for place in range(0, len(known), together):
-            some = known[place : place + together]
-            stages = [parts for rank in some for parts in ranks[rank]]
+            strip_ranks = known[place : place + together]
+            stages = [parts for rank in strip_ranks for parts in ranks[rank]]
             mean = {group: sum(parts[group] for parts in stages) / len(stages) for group in ACCOUNT_GROUPS}
-            ranks_shown = f"rank {some[0]}" if len(some) == 1 else f"ranks {some[0]} to {some[-1]}"
+            ranks_shown = (
+                f"rank {strip_ranks[0]}"
+                if len(strip_ranks) == 1
+                else f"ranks {strip_ranks[0]} to {strip_ranks[-1]}"
+            )
             parts = ", ".join(f"{group} {seconds:.3g} s" for group, seconds in mean.items())
             words, drawn = f"{strategy}, {ranks_shown}: {parts}", []
             x, y = LEFT + place // together * width, float(floor)

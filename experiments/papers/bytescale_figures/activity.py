@@ -160,10 +160,14 @@ def activity(results: Results, machine: Machine = OWN) -> Part:
 def _picture(by_strategy: dict[str, Activity]) -> Figure:
     colours = colours_of(by_strategy)
     with figure_and_axes(9.6, 4.0, 1, 2) as (figure, axes):
-        for name, one in by_strategy.items():
-            minutes = (np.arange(len(one.tensor)) + 0.5) * BIN_S / 60.0
-            axes[0].plot(minutes, 100.0 * one.tensor, color=colours[name], linewidth=1.5, label=name)
-            axes[1].plot(minutes, 8e-9 * one.sent_bytes_per_s, color=colours[name], linewidth=1.5)
+        for name, strategy_activity in by_strategy.items():
+            minutes = (np.arange(len(strategy_activity.tensor)) + 0.5) * BIN_S / 60.0
+            axes[0].plot(
+                minutes, 100.0 * strategy_activity.tensor, color=colours[name], linewidth=1.5, label=name
+            )
+            axes[1].plot(
+                minutes, 8e-9 * strategy_activity.sent_bytes_per_s, color=colours[name], linewidth=1.5
+            )
         labels = ("tensor cores active (%)", "sent to other nodes (Gbit/s a GPU)")
         for own, label in zip(axes, labels, strict=True):
             own.set(xlabel="time (min)", ylabel=label, ylim=(0.0, None))

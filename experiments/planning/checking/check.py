@@ -106,10 +106,10 @@ def check(
     trials = Trials(scenario=scenario, drawn=drawn, base=base)
     observed = Observed.of(trials)
     findings = []
-    for number, one in enumerate(checks, start=1):
-        seconds = one.seconds(observed)
+    for number, one_check in enumerate(checks, start=1):
+        seconds = one_check.seconds(observed)
         if seconds >= HIDDEN_BY_OTHERS * observed.step_s:
-            findings.append(_finding(one, observed, seconds))
+            findings.append(_finding(one_check, observed, seconds))
         report(number, len(checks) + 1)
     findings.sort(key=lambda finding: -finding.seconds)
     together, gain_s = _together(trials, findings)
@@ -122,12 +122,12 @@ def check(
     )
 
 
-def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
+def _finding(one_check: Check, observed: Observed, seconds: float) -> Finding:
     """The finding with the change that saves most: one of the job's own settings if any of them gains."""
     trials = observed.trials
     candidates = dict.fromkeys(
         overrides_of(changes)
-        for remedy in one.candidates(observed)
+        for remedy in one_check.candidates(observed)
         if (changes := trials.without_same(remedy))
     )
     change: Overrides = ()
@@ -135,12 +135,12 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
     others = [c for c in candidates if any(text.startswith(tuple(_ELSEWHERE)) for text in c)]
     for several in ([c for c in candidates if c not in others], others):
         if not change:
-            change, gain_s = _best(one, observed, several)
+            change, gain_s = _best(one_check, observed, several)
     return Finding(
-        name=one.name,
+        name=one_check.name,
         seconds=seconds,
         share=seconds / observed.step_s,
-        seen=one.words(observed),
+        seen=one_check.words(observed),
         change=change,
         gain_s=gain_s,
         tried=len(candidates),
@@ -148,7 +148,7 @@ def _finding(one: Check, observed: Observed, seconds: float) -> Finding:
 
 
 def _best(
-    one: Check, observed: Observed, candidates: Sequence[Overrides]
+    one_check: Check, observed: Observed, candidates: Sequence[Overrides]
 ) -> tuple[Overrides, Estimate | None]:
     """The candidate that saves most on all batches, among those that save most on the first.
 
@@ -157,9 +157,11 @@ def _best(
     """
     trials = observed.trials
     promising = [change for change in candidates if trials.first_gain_s(change) > 0.0]
-    if one.of_step:
-        own_s = one.seconds(Observed.of(trials.first_alone()))
-        promising = [change for change in promising if one.seconds(observed.changed(change)) < LESS * own_s]
+    if one_check.of_step:
+        own_s = one_check.seconds(Observed.of(trials.first_alone()))
+        promising = [
+            change for change in promising if one_check.seconds(observed.changed(change)) < LESS * own_s
+        ]
     promising.sort(key=lambda change: -trials.first_gain_s(change))
     gains = {change: trials.gain_s(change) for change in promising[:FINALISTS]}
     worth_it = {

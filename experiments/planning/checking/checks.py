@@ -103,8 +103,8 @@ def _alternatives(remedy: Mapping[str, object], observed: Observed) -> Iterator[
 
 def _values(key: str, given: object, observed: Observed) -> Iterator[object]:
     if isinstance(given, list):
-        for one in given:
-            yield from _values(key, one, observed)
+        for given_value in given:
+            yield from _values(key, given_value, observed)
     elif given == "halves":
         yield from halves(observed.value(key) or 1)
     elif isinstance(given, str) and given.startswith("x") and given != "x":

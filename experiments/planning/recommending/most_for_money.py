@@ -120,8 +120,8 @@ def _all_worth(sizing: Sizing, blocks: Iterable[int]) -> dict[int, Worth]:
 
 def _spread(middle: int, low: float, high: float, step: float) -> list[int]:
     """Whole blocks from low to high in steps, the middle among them."""
-    whole = max(1, round(step))
-    return [one for one in range(middle % whole, math.floor(high) + 1, whole) if one >= low]
+    stride = max(1, round(step))
+    return [one for one in range(middle % stride, math.floor(high) + 1, stride) if one >= low]
 
 
 def _just_paid(sizing: Sizing, worth: dict[int, Worth]) -> list[int]:

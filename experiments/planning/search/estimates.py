@@ -72,10 +72,10 @@ class Estimates:
         self._seen.append((family, kind, log(step_s / guess_s)))
         for _ in range(ROUNDS):
             families, kinds = Means(), Means()
-            for one, its_kind, off in self._seen:
-                families.add(one, off - self._kinds.get(its_kind, 0.0))
-            for one, its_kind, off in self._seen:
-                kinds.add(its_kind, off - families.get(one, 0.0))
+            for candidate_family, its_kind, off in self._seen:
+                families.add(candidate_family, off - self._kinds.get(its_kind, 0.0))
+            for candidate_family, its_kind, off in self._seen:
+                kinds.add(its_kind, off - families.get(candidate_family, 0.0))
             self._families, self._kinds = families, kinds
 
     def opened(self, family: Family, rough_s: float, guess_s: float) -> None:

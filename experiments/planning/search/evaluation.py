@@ -140,17 +140,17 @@ class LayoutResults:
                 self.closest = (excess, candidate, str(error))
 
 
-def score_of(one: Evaluated, objective: Objective) -> float:
+def score_of(evaluated: Evaluated, objective: Objective) -> float:
     """How good a candidate is, more is better: tokens a second, per USD or per joule."""
     match objective:
         case "usd_per_token":
-            assert one.usd_per_token is not None  # the objective was refused where prices are unknown
-            return 1.0 / one.usd_per_token
+            assert evaluated.usd_per_token is not None  # the objective was refused where prices are unknown
+            return 1.0 / evaluated.usd_per_token
         case "energy":
-            assert one.joule_per_token is not None  # whoever asks for energy replays
-            return 1.0 / one.joule_per_token
+            assert evaluated.joule_per_token is not None  # whoever asks for energy replays
+            return 1.0 / evaluated.joule_per_token
         case "tokens_per_s" | "time_to_train":
-            return one.tokens_per_s
+            return evaluated.tokens_per_s
 
 
 def most_score(objective: Objective, tokens_per_s: float, setup: Setup, costs: CostOptions) -> float:
@@ -182,13 +182,13 @@ def usd_per_s(setup: Setup, costs: CostOptions) -> float | None:
 def ranked(candidates: Sequence[Evaluated], objective: Objective, count: int) -> list[Evaluated]:
     """The best that are not tight, the best first; of those of the same step and memory, the first."""
     ordered = sorted(
-        (one for one in candidates if not one.tight),
-        key=lambda one: (-score_of(one, objective), one.memory.total_bytes),
+        (candidate for candidate in candidates if not candidate.tight),
+        key=lambda candidate: (-score_of(candidate, objective), candidate.memory.total_bytes),
     )
     kept: list[Evaluated] = []
-    for one in ordered:
-        if not any(_alike(one, other) for other in kept):
-            kept.append(one)
+    for candidate in ordered:
+        if not any(_alike(candidate, other) for other in kept):
+            kept.append(candidate)
             if len(kept) == count:
                 break
     return kept

@@ -216,14 +216,14 @@ def _replay_own_layout(question: Question, found: SearchResult) -> None:
     found.add(results, question.count)
 
 
-def _detailed(question: Question, one: Evaluated) -> Evaluated:
+def _detailed(question: Question, evaluated: Evaluated) -> Evaluated:
     """The result with its accounts and its lower bound, where it was only priced."""
-    if one.accounts:
-        return one
-    bounds_s = bounds_of(one.setup, ready(question).lengths)
-    full = replayed(question, one.candidate, one.setup, bounds_s, None)
+    if evaluated.accounts:
+        return evaluated
+    bounds_s = bounds_of(evaluated.setup, ready(question).lengths)
+    full = replayed(question, evaluated.candidate, evaluated.setup, bounds_s, None)
     assert full is not None  # nobody asked for a score
-    return replace(full, tight=one.tight)
+    return replace(full, tight=evaluated.tight)
 
 
 def entries_of(question: Question) -> list[Entry]:

@@ -311,16 +311,16 @@ def _sites(
 
     Of the scenario's own racks both are tried: all GPUs of each, and its share.
     """
-    whole, *shares = servers_of(scenario, gpu_type, pinned)
+    all_of_server, *shares = servers_of(scenario, gpu_type, pinned)
     if not shares:
-        return [_with_count(whole, count)]
+        return [_with_count(all_of_server, count)]
     (share,) = shares
     rack = scenario.cluster.node if gpu_type is None else catalog.node(node_of(scenario, gpu_type))
     used, gpus = _count(dict(share)["cluster.node.gpus"]), count or scenario.cluster.gpus
     if gpus % rack.gpus == 0:
         own = [] if count or gpu_type else [_with_count(share, gpus // rack.gpus * used)]
-        return [_with_count(whole, count), *own]
-    return [_with_count(whole if gpus % used else share, count)]
+        return [_with_count(all_of_server, count), *own]
+    return [_with_count(all_of_server if gpus % used else share, count)]
 
 
 def _with_count(site: Changes, count: int | None) -> Changes:
@@ -333,19 +333,19 @@ def servers_of(scenario: Scenario, gpu_type: str | None, pinned: Sequence[str]) 
     Degrees of 8 and 16 divide that share. The other GPUs of the rack are idle, but paid for. A server of which some
     key is pinned stays as it is.
     """
-    whole: Changes = () if gpu_type is None else (("cluster.node", node_of(scenario, gpu_type)),)
+    all_of_server: Changes = () if gpu_type is None else (("cluster.node", node_of(scenario, gpu_type)),)
     if any(key.startswith("cluster.node") for key in pinned) or len(scenario.cluster.kinds) > 1:
-        return [whole]
+        return [all_of_server]
     node = scenario.cluster.node if gpu_type is None else catalog.node(node_of(scenario, gpu_type))
     used = 2 ** (node.gpus.bit_length() - 1)
     if node.gpus <= MOST_OF_A_SERVER or used == node.gpus or node.nics * used % node.gpus:
-        return [whole]
+        return [all_of_server]
     share: Changes = (
         ("cluster.node.gpus", used), ("cluster.node.nics", node.nics * used // node.gpus),
         ("cluster.node.idle_gpus", node.gpus - used),
         ("cluster.node.host_memory", f"{node.host_memory_bytes * used / node.gpus / 1e9:.0f}GB"),
     )  # fmt: skip
-    return [whole, (*whole, *share)]
+    return [all_of_server, (*all_of_server, *share)]
 
 
 def node_of(scenario: Scenario, gpu_type: str) -> str:

@@ -126,11 +126,11 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             break
 
 
-def _note(one: Evaluated | None, results: LayoutResults) -> None:
-    if one is None:
+def _note(evaluated: Evaluated | None, results: LayoutResults) -> None:
+    if evaluated is None:
         results.outrun += 1
     else:
-        results.evaluated.append(one)
+        results.evaluated.append(evaluated)
 
 
 def replay(task: Task) -> LayoutResults:
@@ -152,7 +152,7 @@ def replay(task: Task) -> LayoutResults:
                 results.first.append((contender, step.step_s))
                 continue
             least = results.least(question, task.least)
-            one = replayed(
+            evaluated = replayed(
                 question,
                 candidate,
                 setup,
@@ -166,9 +166,9 @@ def replay(task: Task) -> LayoutResults:
         except StoppedError:
             results.cut = True
             break
-        _note(one, results)
-        if one is not None and not task.in_full:
-            results.first.append((contender, one.step_s))
+        _note(evaluated, results)
+        if evaluated is not None and not task.in_full:
+            results.first.append((contender, evaluated.step_s))
     return results
 
 
@@ -321,9 +321,9 @@ def replayed(
     rate = sum(result.tokens for result in results) / sum(steps_s)
     reports = [result.memory for result in results]
     cp = max(result.largest_group for result in results)
-    one = _evaluated(question, candidate, setup, rate, steps_s, reports, cp)
+    evaluated = _evaluated(question, candidate, setup, rate, steps_s, reports, cp)
     return replace(
-        one,
+        evaluated,
         joule_per_token=power_of(setup, results, accounts, question.scenario.costs).facility_w / rate,
         bound_s=float(np.mean(bounds_s)) if bounds_s else 0.0,
         accounts=accounts,

@@ -272,29 +272,29 @@ def tornado_document(scenario: Scenario, study: Tornado) -> Document:
     )
 
 
-def _label(one: Moved, batches: int) -> str:
+def _label(moved: Moved, batches: int) -> str:
     """The input, and over how many batches it is a mean where those are more than the others'."""
-    return f"{one.input.key} ({one.batches} batches)" if one.batches > batches else one.input.key
+    return f"{moved.input.key} ({moved.batches} batches)" if moved.batches > batches else moved.input.key
 
 
 def tornado_table(study: Tornado) -> Table[Moved]:
     """Inputs with an effect, the largest first."""
     words = f"{study.share:.0%}"
 
-    def remark(one: Moved) -> str:
-        more = f"other batches: means over {one.batches}" if one.batches > study.batches else ""
-        return "; ".join(filter(None, (more, one.reasons)))
+    def remark(moved: Moved) -> str:
+        more = f"other batches: means over {moved.batches}" if moved.batches > study.batches else ""
+        return "; ".join(filter(None, (more, moved.reasons)))
 
     columns: tuple[Column[Moved], ...] = (
-        Column("input", lambda one: one.input.key),
-        Column("value", lambda one: one.input.value, format=".4g"),
-        Column("lower_change", lambda one: one.lower.change, heading=f"-{words}", format="+.2%"),
-        Column("higher_change", lambda one: one.higher.change, heading=f"+{words}", format="+.2%"),
-        Column("lower_value", lambda one: one.lower.value, shown=False),
-        Column("higher_value", lambda one: one.higher.value, shown=False),
-        Column("lower_tokens_per_s", lambda one: one.lower.tokens_per_s, shown=False),
-        Column("higher_tokens_per_s", lambda one: one.higher.tokens_per_s, shown=False),
-        Column("batches", lambda one: one.batches, shown=False),
+        Column("input", lambda moved: moved.input.key),
+        Column("value", lambda moved: moved.input.value, format=".4g"),
+        Column("lower_change", lambda moved: moved.lower.change, heading=f"-{words}", format="+.2%"),
+        Column("higher_change", lambda moved: moved.higher.change, heading=f"+{words}", format="+.2%"),
+        Column("lower_value", lambda moved: moved.lower.value, shown=False),
+        Column("higher_value", lambda moved: moved.higher.value, shown=False),
+        Column("lower_tokens_per_s", lambda moved: moved.lower.tokens_per_s, shown=False),
+        Column("higher_tokens_per_s", lambda moved: moved.higher.tokens_per_s, shown=False),
+        Column("batches", lambda moved: moved.batches, shown=False),
         Column("remark", remark, left=True, optional=True),
     )
     over = "one batch" if study.batches == 1 else f"{study.batches} batches"

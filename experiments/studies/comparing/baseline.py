@@ -76,11 +76,15 @@ class Baseline:
     def line(self) -> str:
         """What was tried, in a sentence."""
         shown = []
-        for each in sorted(self.tried, key=lambda each: each.step_s or 0.0):
-            mesh = each.outcome.mesh
+        for mesh_tried in sorted(self.tried, key=lambda mesh_tried: mesh_tried.step_s or 0.0):
+            mesh = mesh_tried.outcome.mesh
             if mesh is not None:
-                less = f", {each.work_left_out:.1%} less work" if each.work_left_out >= WORTH_A_ROW else ""
-                shown.append(f"{mesh.packing} {each.step_s:,.3f} s (CP {mesh.cp}{less})")
+                less = (
+                    f", {mesh_tried.work_left_out:.1%} less work"
+                    if mesh_tried.work_left_out >= WORTH_A_ROW
+                    else ""
+                )
+                shown.append(f"{mesh.packing} {mesh_tried.step_s:,.3f} s (CP {mesh.cp}{less})")
         degrees = "layout.cp fixes CP" if self.fixed_cp else "each with its fastest CP"
         return f"Static meshes tried on the first batch ({degrees}): {', '.join(shown)}."
 
@@ -106,12 +110,12 @@ def best_static(
         return None
     outcomes = [own] if own.results else []
     for number in dict.fromkeys((*finalists, *_finalists(tried, whole=True))):
-        each = tried[number]
-        if own.results and own.mesh == each.outcome.mesh:
+        finalist = tried[number]
+        if own.results and own.mesh == finalist.outcome.mesh:
             continue  # it has run already
-        outcome = each.outcome
+        outcome = finalist.outcome
         if len(batches) > 1:
-            outcome = run_setup(each.setup, batches, BEST_STATIC, links=links, independent=independent)
+            outcome = run_setup(finalist.setup, batches, BEST_STATIC, links=links, independent=independent)
         if outcome.results:
             outcomes.append(outcome)
     best = _fastest(outcomes)

@@ -56,9 +56,9 @@ def faster_degree(scenario: Scenario, batches: Sequence[Lengths], best: Outcome)
         for tried in _tried(scenario, tp, batches):
             if tried.step_s is None:
                 continue
-            one = OtherDegree(tp=tp, tried=tried)
-            if fastest is None or one.faster_than(fastest.tried.outcome) > 1.0:
-                fastest = one
+            degree = OtherDegree(tp=tp, tried=tried)
+            if fastest is None or degree.faster_than(fastest.tried.outcome) > 1.0:
+                fastest = degree
     return fastest if fastest is not None and fastest.faster_than(best) >= 1.0 + WORTH_A_WORD else None
 
 

@@ -92,8 +92,8 @@ def best_words(best: Baseline) -> str:
     )
 
 
-def _slower(one: Outcome, best: Outcome) -> str:
-    return f"{best.tokens_per_s.mean / one.tokens_per_s.mean - 1.0:.1%} slower"
+def _slower(outcome: Outcome, best: Outcome) -> str:
+    return f"{best.tokens_per_s.mean / outcome.tokens_per_s.mean - 1.0:.1%} slower"
 
 
 def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:

@@ -120,9 +120,11 @@ def fabric_layers(seen: SeenLinks) -> tuple[list[Layer], list[str]]:
     layers = []
     for kind, words, row in _LAYERS:
         if kind in spread and spread[kind].size:
-            some = shown_of[kind]
-            title = words + (f", {len(some)} pods side by side" if kind.startswith("spine") else "")
-            layers.append(Layer(name=title, load=_columns(spread[kind][:, some]), row=row, groups=len(some)))
+            pods_shown = shown_of[kind]
+            title = words + (f", {len(pods_shown)} pods side by side" if kind.startswith("spine") else "")
+            layers.append(
+                Layer(name=title, load=_columns(spread[kind][:, pods_shown]), row=row, groups=len(pods_shown))
+            )
     return layers, names
 
 

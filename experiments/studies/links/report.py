@@ -140,11 +140,13 @@ def _collision_words(seen: SeenLinks) -> str:
     if not collisions:
         return "No transfer slows another down."
     pairs: dict[tuple[str, str], float] = {}
-    for one in collisions:
-        key = (one.label, one.other)
-        pairs[key] = pairs.get(key, 0.0) + one.lost_s
+    for collision in collisions:
+        key = (collision.label, collision.other)
+        pairs[key] = pairs.get(key, 0.0) + collision.lost_s
     (label, other), lost_s = max(pairs.items(), key=lambda item: item[1])
-    worst = next(one for one in collisions if (one.label, one.other) == (label, other))
+    worst = next(
+        collision for collision in collisions if (collision.label, collision.other) == (label, other)
+    )
     total_s = sum(pairs.values())
     slowed = int((seen.record.lost_s > 1e-9 * (seen.record.end_s - seen.record.start_s)).sum())
     met = f"{label} that meets {other}" if other else f"{label} behind paused or slow links"
@@ -167,12 +169,12 @@ def links_json(seen: SeenLinks) -> dict[str, Any]:
     }
 
 
-def _collision_row(seen: SeenLinks, one: Collision) -> dict[str, Any]:
+def _collision_row(seen: SeenLinks, collision: Collision) -> dict[str, Any]:
     return {
-        "link": seen.record.links.name(one.link),
-        "transfer": one.label,
-        "met": one.other,
-        "lost_s": one.lost_s,
+        "link": seen.record.links.name(collision.link),
+        "transfer": collision.label,
+        "met": collision.other,
+        "lost_s": collision.lost_s,
     }
 
 
@@ -204,9 +206,9 @@ def collision_rows(several: Iterable[SeenLinks]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for seen in several:
         equal = seen.record.equal_links()
-        for one in seen.record.collisions(single=True)[:MOST_COLLISIONS]:
-            row = {"strategy": seen.strategy, **_collision_row(seen, one)}
-            rows.append({**row, "equal_links": int(equal[one.link])})
+        for collision in seen.record.collisions(single=True)[:MOST_COLLISIONS]:
+            row = {"strategy": seen.strategy, **_collision_row(seen, collision)}
+            rows.append({**row, "equal_links": int(equal[collision.link])})
     return rows
 
 

@@ -59,8 +59,8 @@ def _verdict(verdicts: StrategyCheck, broken: Broken | None, name: str) -> str:
     return f"kept in {verdicts.kept[name]} cases" if verdicts.kept[name] else "never reached"
 
 
-def _smallest(one: Broken) -> str:
-    return f"{one.promise}: {one.case.words}:\n  {one.message}"
+def _smallest(broken: Broken) -> str:
+    return f"{broken.promise}: {broken.case.words}:\n  {broken.message}"
 
 
 def _times(verdicts: StrategyCheck) -> str:

@@ -220,8 +220,8 @@ class FlowStep(StepPlay):
             return
         self._operation_ended(operation)
         assert isinstance(operation, Operation)
-        for one in held.ready_behind(operation.number):
-            self._transfer(held.result[one], held.rank[one], held.waiting[one])
+        for ready in held.ready_behind(operation.number):
+            self._transfer(held.result[ready], held.rank[ready], held.waiting[ready])
 
     def _transfer(self, number: int, row: int, waiting: list[tuple[int, int]]) -> None:
         """Send the result of an operation from now on; between nodes an activity.
@@ -232,15 +232,15 @@ class FlowStep(StepPlay):
         latency_s = self._latency_s[number % self._units]
         activity = self._transfer_of(number, row)
         if activity is None:
-            for one, since in waiting:
-                self._arrived(one, begin_s + alone_s, ends_s[since] + alone_s)
+            for operation, since in waiting:
+                self._arrived(operation, begin_s + alone_s, ends_s[since] + alone_s)
             return
 
         def arrived(_: float) -> None:
             arrival_s = self._env.now + latency_s
             took_s = arrival_s - begin_s
-            for one, since in waiting:
-                self._arrived(one, arrival_s, ends_s[since] + took_s)
+            for operation, since in waiting:
+                self._arrived(operation, arrival_s, ends_s[since] + took_s)
 
         self._network.begin(activity, arrived)
 
@@ -304,8 +304,8 @@ class FlowStep(StepPlay):
         """The operations that follow the first ones of all their processes."""
         first, last = self._parts(stage)
         operation = self._flows.alone.part_operation
-        second, firsts = operation[(first + 1)[last > first + 1]], operation[first[last > first]]
-        numbers: list[int] = np.setdiff1d(second, firsts).tolist()
+        later_operations, firsts = operation[(first + 1)[last > first + 1]], operation[first[last > first]]
+        numbers: list[int] = np.setdiff1d(later_operations, firsts).tolist()
         return numbers
 
     def _gathered(self, stage: int, later: Activity | None) -> None:

@@ -148,9 +148,9 @@ class FlowProgram:
             np.add.at(carried, rows.link, rows.flows * sent_bytes[rows.row])
 
         row, _ = row_of_stage(self)
-        for one in (*self.sent, *self.streams):
-            rows = routes.passes[one.kind]
-            add(rows, np.bincount(row, one.sent_bytes, len(rows.largest)).astype(np.float64))
+        for sending in (*self.sent, *self.streams):
+            rows = routes.passes[sending.kind]
+            add(rows, np.bincount(row, sending.sent_bytes, len(rows.largest)).astype(np.float64))
         sent_bytes = np.bincount(routes.group_of_unit, traffic.transfer_bytes, routes.groups)
         for pair in stage_pairs(chain):
             if pair in routes.transfers:
@@ -256,9 +256,9 @@ def _edge(shown_s: Floats, whole_s: Floats, rows: Rows, traffic: StepTraffic, li
     parts = traffic.gathers if whole_s is traffic.gather_s else traffic.sums
     assumed_s = sum((part.sent_bytes / part.bytes_per_s for part in parts), np.zeros(len(whole_s)))
     routed_s = 1.0 / rows.bytes_per_s(links.capacity_bytes_per_s)
-    some = (whole_s > 0) & (routed_s > 0)
-    alone_s = np.where(some, whole_s - np.minimum(assumed_s, whole_s) + routed_s, whole_s)
-    ratio = np.divide(alone_s, whole_s, out=np.ones_like(whole_s), where=some)
+    both_known = (whole_s > 0) & (routed_s > 0)
+    alone_s = np.where(both_known, whole_s - np.minimum(assumed_s, whole_s) + routed_s, whole_s)
+    ratio = np.divide(alone_s, whole_s, out=np.ones_like(whole_s), where=both_known)
     share = np.divide(shown_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
     share = np.minimum(1.0, share)
     return EdgeTraffic(exposed_s=shown_s * ratio, hidden_s=alone_s * (1.0 - share), exposed_share=share)

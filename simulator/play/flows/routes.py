@@ -66,9 +66,9 @@ class Sent(NamedTuple):
         """What several lists send, as one list."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def only(self, some: Bools) -> Sent:
+    def only(self, chosen: Bools) -> Sent:
         """Only some of what is sent."""
-        return Sent(self.row[some], self.source[some], self.target[some], self.weight[some])
+        return Sent(self.row[chosen], self.source[chosen], self.target[chosen], self.weight[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -228,9 +228,9 @@ class StepRoutes:
         for kind in kinds & HOST_KINDS:
             way: Literal["out", "in"] = "out" if kind == "offload" else "in"
             passes[kind] = Rows.of_hosts(links, useful, *places.members(), everywhere, way)
-        some = list(enumerate(pairs, start=16)) if traffic.transfer_bytes.any() else []
-        transfers = {pair: rows(places.transfer(*pair), groups, number) for number, pair in some}
-        of_ranks = some if by_rank else []
+        numbered_pairs = list(enumerate(pairs, start=16)) if traffic.transfer_bytes.any() else []
+        transfers = {pair: rows(places.transfer(*pair), groups, number) for number, pair in numbered_pairs}
+        of_ranks = numbered_pairs if by_rank else []
         rank_transfers = {pair: rows(places.rank_transfer(*pair), plan.ranks, n) for n, pair in of_ranks}
         gathers, sums = (
             rows(places.sums(parts), parallel.pp, connection)

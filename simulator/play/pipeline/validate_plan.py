@@ -153,14 +153,16 @@ def _check_tokens(plan: Plan, lengths: Ints) -> None:
 @promise("capacity")
 def _check_capacity(plan: Plan) -> None:
     tokens = np.diff(np.concatenate([[0], np.cumsum(plan.segment_tokens)])[plan.segment_offsets])
-    each = np.full(plan.micro_batches, plan.capacity_tokens)
+    capacity_tokens = np.full(plan.micro_batches, plan.capacity_tokens)
     if plan.rank_capacity_tokens is not None:
-        each = np.minimum.reduceat(plan.rank_capacity_tokens[plan.member_ranks], plan.member_offsets[:-1])
-    over = _first_true((tokens > each * plan.group_size) & (plan.offload_ratio == 0))
+        capacity_tokens = np.minimum.reduceat(
+            plan.rank_capacity_tokens[plan.member_ranks], plan.member_offsets[:-1]
+        )
+    over = _first_true((tokens > capacity_tokens * plan.group_size) & (plan.offload_ratio == 0))
     if over is not None:
         raise PlanError(
             f"micro-batch {over} puts {tokens[over]} tokens on {plan.group_size[over]} ranks "
-            f"that hold {each[over]} each"
+            f"that hold {capacity_tokens[over]} each"
         )
 
 

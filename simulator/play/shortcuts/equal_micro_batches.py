@@ -92,8 +92,8 @@ def turns_of_rank(
     place[operation + count] = np.arange(len(operation)) + stages + 1
     stage_of = chain.stage[0][operation // count]
     by_stage = np.argsort(stage_of, kind="stable")
-    each = np.empty((len(operation), chunks), dtype=np.int64)
-    each[by_stage] = np.concatenate([before[:-1] for before in weights])
+    weights_before = np.empty((len(operation), chunks), dtype=np.int64)
+    weights_before[by_stage] = np.concatenate([before[:-1] for before in weights])
     ordered = [place[np.array(order, dtype=np.int64) + count].tolist() for order in orders]
     chains = [[stage, *places] for stage, places in enumerate(ordered)]
     before_place = np.empty(len(operation), dtype=np.int64)
@@ -109,7 +109,7 @@ def turns_of_rank(
         steps=list(zip(before_place.tolist(), source.tolist(), link.tolist(), strict=True)),
         held=held,
         stage=stage_of,
-        weights=each,
+        weights=weights_before,
         weights_behind=np.array([before[-1] for before in weights]),
         last=np.array([places[-1] for places in chains]),
     )
@@ -128,9 +128,9 @@ def _blocking(
     plan = plan_of_lone_ranks(np.array([count]))
     parts = pipeline_parts(plan, plan.entries, chain, schedule, stages, chunks, drains_every)
     exchanges = exchanges_of(parts, chain, count)
-    each, gaps = np.ones(len(exchanges.result)), np.zeros(chain.links * count)
-    feeds = exchanges.feeds(parts.operation, each)
-    gaps[parts.operation] = exchanges.gaps_s(len(parts.operation), each)
+    unit_s, gaps = np.ones(len(exchanges.result)), np.zeros(chain.links * count)
+    feeds = exchanges.feeds(parts.operation, unit_s)
+    gaps[parts.operation] = exchanges.gaps_s(len(parts.operation), unit_s)
     pairs = np.unique([feeds.before, feeds.after], axis=1)
     return pairs[:, pairs[1] - pairs[0] != count], gaps  # without inputs, which wait for the same transfer
 

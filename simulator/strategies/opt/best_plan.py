@@ -155,12 +155,12 @@ def _longest_s(problem: PlanningProblem, planner: Callable[[PlanningProblem], Pl
 
     *mean_s*: see plan_ideal_s. 0 where that is not known before the plan is.
     """
-    one = replace(problem, lengths=problem.lengths[[problem.lengths.argmax()]])
+    longest = replace(problem, lengths=problem.lengths[[problem.lengths.argmax()]])
     if planner is plan_wlb_llm:
-        return float(work_s(one, mesh_degrees(one)[0])[0]) * SHARING_SAVES
-    if planner is plan_balanced and one.lengths[0] > problem.capacity_tokens:
-        size, _ = paper_groups(one, one.lengths, mean_s)
-        return float(one.sequence_s(one.lengths, size)[0])
+        return float(work_s(longest, mesh_degrees(longest)[0])[0]) * SHARING_SAVES
+    if planner is plan_balanced and longest.lengths[0] > problem.capacity_tokens:
+        size, _ = paper_groups(longest, longest.lengths, mean_s)
+        return float(longest.sequence_s(longest.lengths, size)[0])
     return 0.0
 
 

@@ -282,13 +282,13 @@ def _best_exchanges(busy_s: Floats, idle_s: Floats, given_s: Floats, taken_s: Fl
     best, larger_s = np.empty(len(busy_s), dtype=np.int64), np.empty(len(busy_s))
     pairs = max(1, EXCHANGES_AT_ONCE // (given_s.shape[1] * taken_s.shape[1]))
     for first in range(0, len(busy_s), pairs):
-        some = slice(first, first + pairs)
-        moved_s = given_s[some, :, None] - taken_s[some, None, :]
-        after_s = busy_s[some, None, None] - moved_s
-        moved_s += idle_s[some, None, None]
+        block = slice(first, first + pairs)
+        moved_s = given_s[block, :, None] - taken_s[block, None, :]
+        after_s = busy_s[block, None, None] - moved_s
+        moved_s += idle_s[block, None, None]
         of_pair = np.maximum(after_s, moved_s, out=after_s).reshape(len(after_s), -1)
-        best[some] = least = of_pair.argmin(axis=1)
-        larger_s[some] = of_pair[np.arange(len(least)), least]
+        best[block] = least = of_pair.argmin(axis=1)
+        larger_s[block] = of_pair[np.arange(len(least)), least]
     return best, larger_s
 
 

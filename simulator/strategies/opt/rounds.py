@@ -91,12 +91,12 @@ class Groups:
         Of packs that memory makes too many a group has several.
         """
         held = int(self.tokens.sum())
-        each = self.problem.ranks // self.sizes
-        end_s = np.maximum(self.alone_s()[:, 0], self.work_s.sum(axis=1) / each)
+        groups_of_size = self.problem.ranks // self.sizes
+        end_s = np.maximum(self.alone_s()[:, 0], self.work_s.sum(axis=1) / groups_of_size)
         end_s = np.maximum(end_s, self.start_s + self.problem.token_s * held / self.problem.ranks)
         fits = self.tokens[0] <= self.sizes * self.problem.capacity_tokens
         row = int(np.where(fits, end_s, np.inf).argmin())
-        size, groups = int(self.sizes[row]), int(each[row])
+        size, groups = int(self.sizes[row]), int(groups_of_size[row])
         pack = fitting_packs(
             self.tokens, self.work_s[row], groups, groups, size * self.problem.capacity_tokens
         )
@@ -287,15 +287,15 @@ def _busy_s(groups: Groups, cuts: Ints) -> Floats:
     ranks, later = groups.problem.ranks, cuts[None, :] > cuts[:, None]
     busy_s = np.full(later.shape, np.inf)
     first = np.flatnonzero(np.diff(groups.tokens, prepend=0))  # of every length
-    count, one = np.diff(first, append=len(groups.tokens)), groups.part(first)
-    alone_s, place = one.alone_s(), np.arange(len(first))
-    fits = one.tokens <= one.sizes[:, None] * one.problem.capacity_tokens
+    count, starting = np.diff(first, append=len(groups.tokens)), groups.part(first)
+    alone_s, place = starting.alone_s(), np.arange(len(first))
+    fits = starting.tokens <= starting.sizes[:, None] * starting.problem.capacity_tokens
     if not fits[-1].all():
         return busy_s
-    cost_s = np.where(fits, alone_s * one.sizes[:, None], np.inf)
+    cost_s = np.where(fits, alone_s * starting.sizes[:, None], np.inf)
     high_s = cost_s.min(axis=0) @ count / ranks + alone_s[cost_s.argmin(axis=0), place].max()
     for until_s in np.geomspace(high_s * SHORTEST, high_s, LEVELS).tolist():
-        taken = one.ranks(until_s)
+        taken = starting.ranks(until_s)
         row = taken.argmin(axis=0)
         # What does not fit takes more than all ranks.
         shares = np.repeat(np.minimum(taken[row, place] / ranks, 2.0), count)
