@@ -86,7 +86,8 @@ def hidden_settings(
         except HdpSimError:  # without it the step cannot run
             continue
         if hidden:
-            sentences.append(note_on(key, value, f" in these batches: {_REASONS.get(key, _OTHERWISE)}"))
+            why = f" in these batches: {_REASONS.get(key, _OTHERWISE)}"
+            sentences.append(note_on(key, value, why, setup.set_by_software))
     return tuple(sentences)
 
 

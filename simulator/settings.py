@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields, replace
 from functools import cache
 from operator import attrgetter
@@ -85,9 +85,11 @@ CHANGES_NOTHING = "changes nothing"
 """What every note on a setting without effect says."""
 
 
-def note_on(key: str, value: object, why: str) -> str:
-    """The note on a setting without effect."""
-    return f"{key} = {_written(value)} {CHANGES_NOTHING}{why}"
+def note_on(key: str, value: object, why: str, set_by_software: Collection[str] = ()) -> str:
+    """The note on a setting without effect; of fields that the software stack set, it says so."""
+    leaf = key.rpartition(".")[2]
+    by = " (set by software)" if FIELDS.get(leaf, leaf) in set_by_software else ""
+    return f"{key} = {_written(value)}{by} {CHANGES_NOTHING}{why}"
 
 
 def _written(value: object) -> str:

@@ -54,7 +54,7 @@ def without_effect(
     for why, section, names in rules:
         for key in (f"{section}.{name}" for name in names.split() if why):
             if key in changed:
-                note_by_key.setdefault(key, note_on(key, changed[key], f": {why}"))
+                note_by_key.setdefault(key, note_on(key, changed[key], f": {why}", setup.set_by_software))
     return tuple(note_by_key.values())
 
 

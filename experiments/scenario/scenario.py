@@ -140,6 +140,7 @@ class Scenario:
             memory=self.memory,
             kind_calibrations=self.kind_calibrations,
             software_stated=self.software_stated,
+            set_by_software=tuple(setting.switch for setting in self.settings),
         )
 
     def draw(self, count: int | None = None) -> Drawn:

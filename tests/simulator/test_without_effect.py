@@ -127,3 +127,17 @@ def test_how_packs_are_cut_matters_only_where_ranks_share_packs() -> None:
     assert "cp_sharding = pack changes nothing: what ranks share are single sequences" in single
     (usual,) = named(Layout(cp_sharding="adaptive"))
     assert "which does so anyway" in usual
+
+
+def test_what_software_set_is_named_as_such() -> None:
+    """Somebody who reads his scenario does not find the key there."""
+    layout = Layout(sharding="none", owner_broadcasts=True, gather_overlap=False)
+    setup = Setup(
+        model=MODEL, cluster=CLUSTER, layout=layout, calibration=calibration("hopper"), context_tokens=8192
+    )
+    of_stack = replace(setup, set_by_software=("owner_broadcasts",))
+    stated, of_software = without_effect(setup), without_effect(of_stack)
+    assert [note.replace(" (set by software)", "") for note in of_software] == list(stated)
+    assert [note for note in of_software if "(set by software) changes nothing" in note] == [
+        note for note in of_software if "owner_broadcasts" in note
+    ]
