@@ -279,7 +279,7 @@ def _static_lines(scaling: Scaling) -> list[str]:
     if not lines:
         return []
     return [
-        "over best static: relative to the fastest static mesh of as many GPUs (packers and "
+        "over best static: relative to the fastest static mesh of this layout on as many GPUs (packers and "
         "context-parallel degrees as `hdpsim compare` tries them):",
         *lines,
     ]

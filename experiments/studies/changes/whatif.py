@@ -340,7 +340,7 @@ def whatif_lines(variants: Sequence[Variant], best: Baseline | None = None) -> t
         lines += mesh_lines(v.outcome.mesh.packing for v in variants if v.outcome.mesh)
     else:
         lines.append(
-            f"over best static: relative to the fastest static mesh of the base that "
+            f"over best static: relative to the fastest static mesh of the base's layout that "
             f"`hdpsim compare` tries ({best_words(best)})."
         )
     lines += capacity_lines(variants)

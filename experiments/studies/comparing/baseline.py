@@ -14,6 +14,9 @@ from .compare import BEST_STATIC, Lengths, Outcome, run_setup
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
 
+    from .other_degrees import OtherDegree
+    from .other_kinds import OtherKind
+
 
 FINALISTS, NEAR = 3, 0.05
 """How many candidates run on all batches, and how much slower than the fastest they may be on the first one."""
@@ -71,6 +74,10 @@ class Baseline:
     tried: tuple[Tried, ...]
     fixed_cp: bool
     """The scenario states the context-parallel degree, so no other was tried."""
+    other_degree: OtherDegree | None = None
+    """A mesh of another tensor-parallel degree that is clearly faster; None: none is, or nobody looked."""
+    other_kind: OtherKind | None = None
+    """The same of another `layout.cp_kind`."""
 
     @property
     def line(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hdpsim.experiments.output.document import Column
@@ -10,6 +11,8 @@ from hdpsim.experiments.output.statistics import Estimate, estimate_json
 
 from .baseline import WORTH_A_ROW, best_static
 from .compare import Outcome
+from .other_degrees import faster_degree
+from .other_kinds import faster_kind
 
 if TYPE_CHECKING:
     from hdpsim.experiments.studies.changes.variants import Variant
@@ -52,8 +55,15 @@ def best_of(variant: Variant, own: Outcome | None = None) -> Baseline | None:
     if variant.scenario is None or variant.drawn is None:
         return None
     known = own if own is not None and own.results else Outcome(strategy="static")
-    drawn = variant.drawn
-    return best_static(variant.scenario, drawn.lengths, known, independent=not drawn.use.repeated)
+    scenario, drawn = variant.scenario, variant.drawn
+    found = best_static(scenario, drawn.lengths, known, independent=not drawn.use.repeated)
+    if found is None:
+        return None
+    return replace(
+        found,
+        other_degree=faster_degree(scenario, drawn.lengths, found.best),
+        other_kind=faster_kind(scenario, drawn.lengths, found.best),
+    )
 
 
 def over_best(outcome: Outcome, best: Baseline | None) -> Estimate | None:
@@ -73,12 +83,24 @@ def best_json(outcome: Outcome, best: Baseline | None) -> dict[str, Any]:
             "step_s": estimate_json(best.best.step_s),
             "work_left_out": best.best.work_left_out,
             "tried": [each.document() for each in best.tried],
+            "other_degree": best.other_degree and best.other_degree.document(),
+            "other_kind": best.other_kind and best.other_kind.document(),
         },
     }
 
 
 def best_words(best: Baseline) -> str:
-    """The best mesh, and what it leaves out, for a sentence."""
+    """The best mesh, what it leaves out, and what of the layout holds it back, for a sentence."""
+    faster = [
+        f"one with {other.words} is {other.faster_than(best.best):.2f} times as fast"
+        for other in (best.other_degree, best.other_kind)
+        if other is not None
+    ]
+    more = f"; held back: on the first batch {' and '.join(faster)}" if faster else ""
+    return _own_words(best) + more
+
+
+def _own_words(best: Baseline) -> str:
     first, mesh = best.best, best.best.mesh
     assert mesh is not None
     if first.work_left_out < WORTH_A_ROW:

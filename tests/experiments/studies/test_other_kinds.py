@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import hdpsim
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import Comparison, compare
 from hdpsim.experiments.studies.comparing.other_kinds import KINDS
@@ -55,3 +56,19 @@ def test_ranks_that_share_no_sequence_have_no_kind() -> None:
     alone = compared("layout.cp=1", "data.context=8K tokens")
     assert alone.best_static is not None
     assert alone.other_kind is None
+
+
+def test_whatif_and_scale_name_the_same_meshes_as_compare() -> None:
+    known = compared()
+    faster = [other for other in (known.other_degree, known.other_kind) if other is not None]
+    assert known.other_kind in faster
+    names = ["static", "hdp-opt"]
+    for result in (
+        hdpsim.whatif(SHORT_IN_LONG_PACKS, {"execution.jitter": 0.01}, strategies=names),
+        hdpsim.scale(SHORT_IN_LONG_PACKS, [32], strategies=names),
+    ):
+        row = result.to_dict()["results"][0]["best_static"]
+        assert row["other_kind"] == compare_document(known).data()["static_mesh_of_another_cp_kind"]
+        assert row["other_degree"] == compare_document(known).data()["static_mesh_of_another_degree"]
+        text = " ".join(result.document.text().split())
+        assert all(other.words in text for other in faster)
