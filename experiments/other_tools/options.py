@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,78 @@ def read_yaml(text: str, where: str) -> tuple[Option, ...]:
     document = load_document(text, where)
     if not isinstance(document.data, Mapping):
         raise UserInputError(f"{where}: expected a mapping of keys, got {quoted(document.data)}")
-    return tuple(_leaves(document.data, "", document.lines))
+    return tuple(_leaves(_References(document.data).resolved(document.data, ()), "", document.lines))
+
+
+_REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
+_COMPUTED = re.compile(
+    r"\$\{(multiply|divide_ceil|divide_floor):\s*([^,]{1,200}),\s*([^,]{1,200})\}", re.ASCII
+)
+_MOST_REFERENCES = 8
+_RESOLVERS = {
+    "multiply": lambda left, right: left * right,
+    "divide_ceil": lambda left, right: math.ceil(left / right),
+    "divide_floor": lambda left, right: math.floor(left / right),
+}
+"""Of NVIDIA/NeMo-Framework-Launcher, launcher_scripts/main.py."""
+
+
+class _References:
+    """Values that stand elsewhere in a document, as OmegaConf has them: `${model.x}`, `${.x}`, `${multiply:4, ${.x}}`.
+
+    What the document does not hold, or not as a number where one is computed, stays as it is written.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+
+    def resolved(self, data: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        """The mapping at *path* with the values of its references."""
+        found: dict[str, Any] = {}
+        for key, value in data.items():
+            if isinstance(value, Mapping):
+                found[key] = self.resolved(value, (*path, key))
+            else:
+                known = self._value(value, path, 0)
+                found[key] = value if known is None else known
+        return found
+
+    def _value(self, value: object, path: tuple[str, ...], depth: int) -> object:
+        """A scalar, or None where nobody knows it."""
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        if depth == _MOST_REFERENCES:
+            return None
+        reference, computed = _REFERENCE.fullmatch(value), _COMPUTED.fullmatch(value)
+        if reference is not None:
+            dots, names = len(reference[1]), tuple(reference[2].split("."))
+            above = path[: len(path) - dots + 1] if dots else ()
+            return self._at((*above, *names), depth)
+        if computed is None:
+            return None
+        sides = [self._value(side.strip(), path, depth + 1) for side in computed.groups()[1:]]
+        numbers = [_number(side) for side in sides]
+        try:
+            return None if None in numbers else _RESOLVERS[computed[1]](*numbers)
+        except (ArithmeticError, ValueError):  # a division by zero, infinity
+            return None
+
+    def _at(self, names: tuple[str, ...], depth: int) -> object:
+        """What stands under these names; the launcher puts a recipe under `training`."""
+        for tried in (names, names[1:] if names[0] == "training" else ()):
+            value: object = self._root
+            for name in tried:
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if tried and value is not None and not isinstance(value, Mapping | list):
+                return self._value(value, tried[:-1], depth + 1)
+        return None
+
+
+def _number(value: object) -> int | float | None:
+    """A number, or a text that is one."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,12}", value) else None
 
 
 def read_toml(text: str, where: str) -> tuple[Option, ...]:
