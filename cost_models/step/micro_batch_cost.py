@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -306,12 +306,12 @@ class MicroBatchCost:
         turns = self.kind.shape[1] / self.layout.pipeline.vpp
         return np.asarray(per_kind[self.kind].sum(axis=1) / turns)
 
-    @property
+    @cached_property
     def busiest_layers(self) -> int:
         """Layers of the stage that holds most (all its chunks together)."""
         return int(self.layers_by_stage.max())
 
-    @property
+    @cached_property
     def busiest_attention_layers(self) -> int:
         """Layers with attention of the stage that holds most of them."""
         return int(self.attention_layers_by_stage.max())
@@ -419,12 +419,12 @@ class MicroBatchCost:
         of_kinds = [self._sharded.backward_gathers_s(counts) for counts in self._counts]
         return np.asarray(np.array(of_kinds)[self.visited].sum(axis=1))
 
-    @property
+    @cached_property
     def layers_by_stage(self) -> Ints:
         """[S]: transformer layers that a micro-batch passes on every stage (all its chunks together)."""
         return np.asarray(np.array([kind.layers for kind in self.kinds])[self.visited].sum(axis=1))
 
-    @property
+    @cached_property
     def attention_layers_by_stage(self) -> Ints:
         """[S]: those of them that have attention."""
         layers = np.array([kind.attention_layers for kind in self.kinds])

@@ -20,6 +20,8 @@ EXCHANGE_ITEMS = 24  # micro-batches of a rank that are looked at, one by one
 EXCHANGE_RUNS = np.array((2, 3, 4))  # so many of its shortest ones are looked at together
 EXCHANGES_AT_ONCE = 2**14  # of all pairs: so many stay in the cache
 CLOSED = -1  # room of a bin that is not open
+MANY_RANKS = 32  # from which dealing by rounds takes less time than a heap
+SHORT_ROUND = 16  # a round with so many times fewer items than ranks takes longer than a heap
 EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
 
@@ -91,7 +93,7 @@ def deal_packs(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tuple[
     """
     order = np.argsort(-packs.seconds, kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = _first_free(free_s, packs.seconds[order])
+    rank[order] = first_free(free_s, packs.seconds[order])
     return packs.pack, rank, packs.seconds
 
 
@@ -100,7 +102,7 @@ def deal_sequences(problem: PlanningProblem, free_s: Floats, packs: Packs) -> tu
 
     Best where time follows the work of a micro-batch, however small. Returns as deal_packs.
     """
-    rank_of = _first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.target_tokens)
+    rank_of = first_free(free_s, packs.work_s + problem.fixed_s * packs.tokens / problem.target_tokens)
     by_rank = np.argsort(rank_of, kind="stable")
     bins = np.empty(len(rank_of), dtype=np.int64)
     counts = np.bincount(rank_of, minlength=problem.ranks)
@@ -117,7 +119,7 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
     the least such rest, towards the earliest end at which all packs have a place. Else to the rank free first.
     """
     if not len(times_s) or not packs.same_time:
-        return _first_free(free_s, times_s)
+        return first_free(free_s, times_s)
     unit_s, ranks = float(packs.seconds.max()), len(free_s)
     longer = int(np.searchsorted(-times_s, -unit_s * (1.0 + 1e-6)))  # the others count as packs
     count = len(packs.seconds) + len(times_s) - longer
@@ -134,9 +136,9 @@ def deal_singles(free_s: Floats, times_s: Floats, packs: Packs) -> Ints:
         else:
             high_s, best = middle_s, rank
     if best is None:
-        return _first_free(free_s, times_s)
+        return first_free(free_s, times_s)
     loads_s = free_s + np.bincount(best, weights=times_s[:longer], minlength=ranks)
-    return np.concatenate((np.array(best, dtype=np.int64), _first_free(loads_s, times_s[longer:])))
+    return np.concatenate((np.array(best, dtype=np.int64), first_free(loads_s, times_s[longer:])))
 
 
 def _deal_towards(left_s: Floats, times_s: list[float], unit_s: float, count: int) -> list[int] | None:
@@ -176,18 +178,48 @@ def _deal_towards(left_s: Floats, times_s: list[float], unit_s: float, count: in
     return dealt if spare >= 0 else None
 
 
-def _first_free(free_s: Floats, seconds: Floats) -> Ints:
-    """Rank of every item: the one that is free first, items in the order given."""
+def first_free(free_s: Floats, seconds: Floats) -> Ints:
+    """Rank of every item: the one that is free first (of equals the first one), items in the order given.
+
+    Many ranks take items round by round: the next item is for the next rank by the time it is free, until one that got
+    an item in this round is free as early. Where rounds are short, a heap finds the ranks of as many items as there
+    are ranks.
+    """
+    rank_of, ranks = np.empty(len(seconds), dtype=np.int64), len(free_s)
+    if ranks < MANY_RANKS:
+        _by_heap(free_s.copy(), seconds, rank_of)
+        return rank_of
+    free_s, done = free_s.copy(), 0
+    while done < len(seconds):
+        order = free_s.argsort(kind="stable")[: len(seconds) - done]
+        before_s = free_s[order]
+        after_s = before_s + seconds[done : done + len(order)]
+        again = (before_s[1:] >= np.minimum.accumulate(after_s)[:-1]).nonzero()[0]
+        taken = int(again[0]) + 1 if len(again) else len(order)
+        rank_of[done : done + taken] = order[:taken]
+        free_s[order[:taken]] = after_s[:taken]
+        done += taken
+        if taken * SHORT_ROUND < ranks:
+            part = slice(done, done + ranks)
+            _by_heap(free_s, seconds[part], rank_of[part])
+            done += len(seconds[part])
+    return rank_of
+
+
+def _by_heap(free_s: Floats, seconds: Floats, rank_of: Ints) -> None:
+    """Write the rank of every item to *rank_of*, and when the ranks are free then to *free_s*."""
     if not len(seconds):
-        return np.zeros(0, dtype=np.int64)
+        return
     heap = list(zip(free_s.tolist(), range(len(free_s)), strict=True))
     heapq.heapify(heap)
-    rank_of: list[int] = []
+    ranks: list[int] = []
     for duration in seconds.tolist():
         free, rank = heap[0]
-        rank_of.append(rank)
+        ranks.append(rank)
         heapq.heapreplace(heap, (free + duration, rank))
-    return np.array(rank_of, dtype=np.int64)
+    rank_of[:] = ranks
+    ends_s, by_end = zip(*heap, strict=True)
+    free_s[list(by_end)] = ends_s
 
 
 def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
@@ -246,7 +278,7 @@ def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Int
     load_s = base_s + np.bincount(rank, weights=seconds, minlength=ranks)
     goal_s = float(load_s.mean()) * (1.0 + EXCHANGE_GOAL)
     by_time = np.argsort(seconds, kind="stable")
-    small = np.min_scalar_type(ranks)  # the smallest integers are sorted fastest
+    small = np.min_scalar_type(ranks - 1)  # the smallest integers are sorted fastest
     for _ in range(EXCHANGE_ROUNDS):
         counts = np.bincount(rank, minlength=ranks)
         order = np.argsort(load_s, kind="stable")

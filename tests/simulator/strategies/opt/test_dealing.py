@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_setups import FLOOR, HOPPER, problem_of, small_setup
 
+from hdpsim.simulator.strategies.opt import dealing
 from hdpsim.simulator.strategies.opt.dealing import (
     Packs,
     deal_packs,
@@ -14,6 +15,7 @@ from hdpsim.simulator.strategies.opt.dealing import (
     even_bins,
     exchange,
     fill_packs,
+    first_free,
 )
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
@@ -174,3 +176,27 @@ def test_bins_of_many_ranks_are_those_of_each(ranks: list[list[int]], capacity: 
     ]
     assert np.bincount(bins, weights=tokens, minlength=opened.sum()).max(initial=0) <= capacity
     assert (opened >= [-(-sum(some) // capacity) for some in ranks]).all()
+
+
+@given(
+    st.integers(1, 9), st.sampled_from([1, 2, 100]), st.integers(0, 60), st.integers(0, 2**16), st.booleans()
+)
+def test_every_item_goes_to_the_first_rank_that_is_free_first(
+    ranks: int, short: int, count: int, seed: int, whole: bool
+):
+    random = np.random.default_rng(seed)
+    free_s, seconds = random.uniform(0.0, 8.0, ranks), random.lognormal(0.0, 1.0, count)
+    if whole:  # many ranks are free at the same time
+        free_s, seconds = np.round(free_s), np.ceil(seconds)
+    loads, wanted = free_s.copy(), []
+    for time_s in seconds.tolist():
+        wanted.append(int(loads.argmin()))
+        loads[wanted[-1]] += time_s
+    before_s = free_s.copy()
+    with pytest.MonkeyPatch.context() as patch:  # by rounds, with and without heaps between them
+        patch.setattr(dealing, "MANY_RANKS", 1)
+        patch.setattr(dealing, "SHORT_ROUND", short)
+        assert first_free(free_s, seconds).tolist() == wanted
+        patch.setattr(dealing, "MANY_RANKS", 10)
+        assert first_free(free_s, seconds).tolist() == wanted
+    np.testing.assert_array_equal(free_s, before_s)
