@@ -139,8 +139,7 @@ class PlanningProblem:
 
     def compact_tier(self, group_size: ArrayLike) -> Ints:
         """Tier of a group of neighbouring ranks: the best its ring can get."""
-        last = (np.asarray(group_size, dtype=np.int64) - 1) * self.cost.layout.parallel.rank_stride
-        return self.cost.fabric.tier(np.zeros_like(last), last)
+        return np.asarray(_compact_tiers(self.cost, self.ranks)[np.asarray(group_size, dtype=np.int64)])
 
     def sequence_s(self, lengths: ArrayLike, group_size: ArrayLike, least_tier: int = 0) -> Floats:
         """Time of a micro-batch that holds one sequence on a group of neighbouring ranks.
@@ -184,6 +183,13 @@ class PlanningProblem:
 def _token_s(cost: MicroBatchCost, pack_tokens: int) -> float:
     """A step is planned in as little time as some of these take: kept for the next batch."""
     return cost.token_s(float(pack_tokens))
+
+
+@lru_cache(maxsize=64)
+def _compact_tiers(cost: MicroBatchCost, ranks: int) -> Ints:
+    """compact_tier of groups of no rank, of one, and so on up to all *ranks*."""
+    last = (np.arange(ranks + 1) - 1) * cost.layout.parallel.rank_stride
+    return cost.fabric.tier(np.zeros_like(last), last)
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ from hdpsim.cost_models.layer.micro_batches import Groups, MicroBatches
 from hdpsim.cost_models.layer.overlapped_sends import SentTimes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ContextParallelKind
-from hdpsim.cost_models.network.fabric import FabricModel
+from hdpsim.cost_models.network.fabric import TIERS, FabricModel
 from hdpsim.cost_models.tracing import Latest, priced, remembered, unheard
 from hdpsim.cost_models.transformer.model import Model
 
@@ -143,7 +143,9 @@ class AttentionCost:
         """
         tier, crossing = np.asarray(groups.tier, dtype=np.int64), groups.crossing
         if not self._fabric.has_shared_uplinks:
-            return self._fabric.bytes_per_s(tier) * np.where(tier > 0, self._nic_shares, 1.0)
+            tiers = np.arange(TIERS)
+            by_tier = self._fabric.bytes_per_s(tiers) * np.where(tiers > 0, self._nic_shares, 1.0)
+            return np.asarray(by_tier[tier])
         if crossing is None:
             crossing = self._fabric.neighbour_crossing(groups.size, tier, self._rank_stride)
         return self._fabric.slowest_bytes_per_s(np.broadcast_to(tier, crossing.shape[:-1]), crossing)
