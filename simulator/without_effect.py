@@ -105,6 +105,10 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     separate = "" if layout.kernels.fused else "fused_kernels is false, which makes such copies"
     full = f"{mode}: no layer keeps them" if layout.recompute.kind == "full" else ""
     yield separate or full, "memory", "unfused_copies"
+    norms = (
+        "" if setup.model.norm == "rms" else f"the norms of {setup.model.name} are not by root mean squares"
+    )
+    yield full or norms, "memory", "norms_in_32_bits"
 
 
 def _of_precision(setup: Setup) -> Iterator[Rule]:

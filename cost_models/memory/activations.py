@@ -89,6 +89,7 @@ def activation_bytes_per_token_layer(
     extra = overheads or LEAN
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
+    copies += norm_copies(model, layout) if extra.norms_in_32_bits else 0.0
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if moe and layout.experts.weights == "activations":
         tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
@@ -259,7 +260,7 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
         activated gate  2 f / t          (the product with the other branch reads it again; without a gate: none)
         keys, values    2 x 2 a d / t    before the rotation, where they share one buffer with the queries (g = a)
 
-    Counted: eager PyTorch with a fused norm and flash attention.  Ignored: a norm in fp32 (4 h more each).
+    Counted: eager PyTorch with a fused norm and flash attention; separate norms: norm_copies.
     Source: derivation; huggingface/nanotron, CausalSelfAttention and GLUActivation.
     """
     width = mlp_width(model, moe=moe) + routed_width(model, moe=moe)
@@ -267,6 +268,28 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     attends = parts_of(model).attention
     shared_buffer = attends and model.latent_attention is None and model.kv_heads == model.heads
     return gate + shared_buffer * 2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp
+
+
+def norm_copies(model: Model, layout: Layout) -> float:
+    """What norms in 32 bits keep on top, per token of a rank and on each GPU.
+
+        4 h / t a norm of the residual stream  (4 for 2 B of its input, which nothing else keeps, and 2 of what it put
+                                               out before its weight)
+        6 (a + g) d / t  where queries and keys are normalised: nothing else keeps these inputs
+
+    Counted: norms by root mean squares.  Ignored: the root itself (4 B a token).
+    Source: huggingface/transformers, models/llama/modeling_llama.py (LlamaRMSNorm.forward: to(float32), pow, times the
+    root, to(input_dtype), times the weight), models/qwen3/modeling_qwen3.py (q_norm, k_norm); what autograd saves.
+    """
+    if model.norm != "rms":
+        return 0.0
+    parts = parts_of(model)
+    norms = 1 if model.parallel_block else parts.blocks
+    of_heads = model.qk_norm and parts.attention
+    normalised = (model.heads + model.kv_heads) * model.head_dim * of_heads / layout.parallel.tp
+    return (
+        norms * FP32_BYTES * model.hidden / residual_shards(layout) + (FP32_BYTES + BF16_BYTES) * normalised
+    )
 
 
 def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:

@@ -28,6 +28,8 @@ class MemoryOverheads(Checked):
         selective_keeps: the tensors that selective recomputation keeps by name beside the layer's input; None = by
             share.
         unfused_copies: operations run one by one: each keeps its own input.
+        norms_in_32_bits: norms by root mean squares are computed in 32 bits by kernels of their own, which keep their
+            input in 32 bits and what they normalised in 16 (Hugging Face's layers).
         rotary_tables: sines and cosines of the whole sequence that stay, whatever part of it the GPU holds: none, those
             that all layers share, or those of every layer.
         ring_steps_kept: a ring (cp_kind: ring) keeps keys and values, output and log-sum-exp of every step until its
@@ -57,6 +59,7 @@ class MemoryOverheads(Checked):
     selective_share: Share | None = None
     selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
+    norms_in_32_bits: bool = False
     rotary_tables: RotaryTables = "none"
     ring_steps_kept: bool = False
     sixteen_bit_shards: bool = True

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.layout.switches import RecomputeKind
 from hdpsim.cost_models.memory.activations import (
     LayerActivations,
     activation_bytes_per_token_layer,
@@ -41,6 +42,25 @@ def test_an_eager_layer_keeps_20_h_plus_8_f() -> None:
     grouped = replace(LLAMA, kv_heads=8)  # queries have a buffer of their own: only the activated gate
     assert unfused_copies(grouped, Layout(tp=4), moe=False) == 2 * 8192 / 4
     assert unfused_copies(replace(grouped, gated_mlp=False), Layout(), moe=False) == 0.0
+
+
+def test_norms_in_32_bits_keep_their_input_and_what_they_normalised() -> None:
+    # 2 more bytes of each input and 2 of each normalised tensor; of queries and keys all 6, since no other kernel
+    # keeps what they were
+    lean, copies = MemoryOverheads(), MemoryOverheads(norms_in_32_bits=True)
+
+    def more(model: Model, layout: Layout, recompute: RecomputeKind = "none") -> float:
+        with_norms, without = (
+            activation_bytes_per_token_layer(model, layout, recompute, overheads=stack)
+            for stack in (copies, lean)
+        )
+        return with_norms - without
+
+    assert more(LLAMA, Layout()) == 2 * 4 * 2048
+    assert more(LLAMA, Layout(tp=4)) == 2 * 4 * 2048 / 4
+    assert more(replace(LLAMA, qk_norm=True), Layout(tp=4)) == (2 * 4 * 2048 + 6 * 2 * 2048) / 4
+    assert more(replace(LLAMA, norm="layer"), Layout()) == 0.0
+    assert more(LLAMA, Layout(), "full") == 0.0
 
 
 @pytest.mark.parametrize(
