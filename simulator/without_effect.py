@@ -77,6 +77,7 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     yield f"there are only {ranks} ranks" if few else "", "layout", "shard_ranks"
     frozen = setup.model.frozen and layout.sharding.kind != "zero3"
     yield "the weights are frozen" if frozen else "", "layout", "gradient_accumulation"
+    yield "the weights are frozen" if setup.model.frozen else "", "layout", "muon"
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
     yield early, "memory", "bucket_bytes"
     yield "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1", "memory", "gather_buffer_bytes"

@@ -13,7 +13,6 @@ Source: LoRA, arXiv 2106.09685, section 4; NeMo, collections/llm/peft/lora.py an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from hdpsim.arrays import Floats
@@ -24,7 +23,7 @@ from hdpsim.cost_models.kernels.gemm import BF16_BYTES, memory_bound_s
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import AdapterKernels
 from hdpsim.cost_models.tracing import priced
-from hdpsim.cost_models.transformer.layers import MatrixShard, layer_shards
+from hdpsim.cost_models.transformer.layers import MatrixShard, layer_shards, matrices_apart
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import StageParameters, parameters_per_gpu, stage_contents
 
@@ -78,19 +77,7 @@ def adapted_matrices(model: Model, layout: Layout, *, moe: bool) -> tuple[Matrix
     adapted = tuple(shard for shard in layer_shards(model, layout, moe=moe) if shard.matrix.adapter_rank)
     if layout.kernels.adapters == "joined":
         return adapted
-    return tuple(part for shard in adapted for part in _parts(shard, layout))
-
-
-def _parts(shard: MatrixShard, layout: Layout) -> tuple[MatrixShard, ...]:
-    """The matrices that stock models keep apart, each as if it were alone."""
-    matrix = shard.matrix
-    if len(matrix.parts) == 1:
-        return (shard,)
-    alone = [
-        replace(matrix, name=f"{matrix.name}_{number}", parts=(part,))
-        for number, part in enumerate(matrix.parts, 1)
-    ]
-    return tuple(MatrixShard(one, *one.shard(layout.parallel.tp), shard.experts) for one in alone)
+    return tuple(part for shard in adapted for part in matrices_apart(shard, layout.parallel.tp))
 
 
 def adapter_ops(model: Model, layout: Layout, *, moe: bool) -> tuple[LinearOp, ...]:

@@ -23,6 +23,7 @@ ProductPrecision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ShardingKind = Literal["none", "zero1", "zero2", "zero3"]
 AttentionKernel = Literal["flash", "flash1", "flash2", "cudnn2025", "triton", "mxfp8", "unfused"]
+Muon = Literal["none", "owners", "all"]
 AdapterKernels = Literal["joined", "separate", "autocast", "wide"]
 RingKernels = Literal["fused", "packed", "eager"]
 ContextParallelKind = Literal[
@@ -218,6 +219,9 @@ class Sharding(Group):
     loss_average: LossAverage = switch("step", needs=(needs.ONE_WAY,))
     """When ranks average the loss that is shown: once a step, or after the forward of every micro-batch, where all of
     them wait for the last one (Megatron-LM and NeMo up to spring 2025)."""
+    muon: Muon = "none"
+    """Muon updates the matrices of layers, Adam the rest: each matrix is made orthogonal on one rank's GPU (owners), or
+    on all of them alike (all). optimizer_bytes says what states there are (32-bit weights and one moment are 8)."""
     optimizer_offload: bool = False
     """Optimizer states in host memory, updated by the CPU: gradients go there, parameters come back."""
 

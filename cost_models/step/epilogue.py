@@ -24,6 +24,7 @@ from hdpsim.cost_models.step.data_parallel import (
 from hdpsim.cost_models.step.deferred_head import deferred_head_s
 from hdpsim.cost_models.step.layer_prices import TERMS
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
+from hdpsim.cost_models.step.muon import muon_s
 from hdpsim.cost_models.step.optimizer import gradient_buffer_s, optimizer_s
 from hdpsim.cost_models.step.sharded_parameters import ShardGroups
 from hdpsim.cost_models.step.step_costs import Epilogue, StepCosts, StepSums
@@ -156,6 +157,8 @@ def _summed(cost: MicroBatchCost, ranks: int) -> StepSums:
             shards = counts / groups.shard.ranks if layout.sharding.kind != "none" else counts
         optimizer += optimizer_s(shards, layout, cost.cluster, cal)
         optimizer += gradient_buffer_s(counts, members, layout, cost.cluster, cal)
+    if layout.sharding.muon != "none" and not model.frozen:
+        optimizer += muon_s(cost, *_ranks_and_copies(cost, ranks))
     optimizer += step_host_s(model, layout, cost.layers_by_stage, cal)
     return StepSums(
         gather_s=gather,
@@ -237,6 +240,14 @@ def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:
     of_dense = _Sharers(dense, ranks, parallel.rank_stride, parallel.tp)
     of_experts = _Sharers(experts, copies, spread, spread)
     return [one for one in (of_dense, of_experts) if one.parameters.any()]
+
+
+def _ranks_and_copies(cost: MicroBatchCost, ranks: int) -> tuple[GroupShape, GroupShape]:
+    """GPUs that hold the same dense parameters, and those that hold the same experts."""
+    parallel = cost.layout.parallel
+    copies = max(1, ranks * parallel.tp // parallel.expert_gpus)
+    dense = cost.collectives.group(ranks, stride=parallel.rank_stride)
+    return dense, cost.collectives.group(copies, stride=parallel.expert_gpus)
 
 
 @priced("gradient_sync")

@@ -212,6 +212,18 @@ class MatrixShard(NamedTuple):
         return self.experts * self.inputs * self.outputs
 
 
+def matrices_apart(shard: MatrixShard, gpus: int) -> tuple[MatrixShard, ...]:
+    """The matrices that stock models keep apart, as each of the *gpus* that cut them holds them."""
+    matrix = shard.matrix
+    if len(matrix.parts) == 1:
+        return (shard,)
+    alone = [
+        replace(matrix, name=f"{matrix.name}_{number}", parts=(part,))
+        for number, part in enumerate(matrix.parts, 1)
+    ]
+    return tuple(MatrixShard(one, *one.shard(gpus), shard.experts) for one in alone)
+
+
 @lru_cache(maxsize=256)
 def layer_matrices(model: Model, *, moe: bool) -> tuple[Matrix, ...]:
     """The matrices of one layer in the order of the forward; the router comes last.

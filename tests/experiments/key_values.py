@@ -61,6 +61,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "layout.loss_metrics": ("0", "2"),
     "layout.loss_bytes": ("auto", "36"),
     "layout.loss_average": ("step", "micro-batch"),
+    "layout.muon": ("none", "owners", "all"),
     "layout.tp_exchange": ("none", "gathers", "mlp"),
     "layout.tp_chunks": ("streams", "sequence"),
     "layout.order": ("tp-dp-pp", "tp-pp-dp"),
