@@ -18,7 +18,7 @@ from hdpsim.arrays import Ints
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.bands.band import Residual
 from hdpsim.experiments.bands.residuals import residual_lines, rewrite_residuals, setup_features
-from hdpsim.experiments.output.document import Document, Table
+from hdpsim.experiments.output.document import Document, OutputFile, Table
 from hdpsim.experiments.papers.figures import FIGURES, asked_figures, compared, figures_part
 from hdpsim.experiments.papers.folder import PaperFolder, PublishedFigure
 from hdpsim.experiments.papers.report import FigureRow, Part, record_files, records_table
@@ -158,28 +158,33 @@ def reproduce(
         of_cells = [_compared_cell(folder, record) for record in records if record["measured"] is not None]
         every = [*of_cells, *(row for part in parts.values() for row in part.compared)]
         parts[FIGURES] = figures_part({number: folder.figures[number] for number in asked}, every)
-    summary = summary_of(records)
-    notes = [note.format(batches=count) for note in folder.setup["notes"]]
-    lines = [
-        *([errors_line(summary)] if with_cells else []),
-        *(line for part in parts.values() for line in part.lines),
-        *_reasons(folder, records),
-        *notes,
-    ]
+    written: Sequence[str] = ()
     if residuals is not None:
         cell_residuals = residuals_of(paper, chosen, records, count)
-        lines += residual_lines(rewrite_residuals(residuals, cell_residuals, (folder.name,)), residuals)
-    tables: Sequence[Table[Any]] = ()
-    if with_cells:
-        tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
-    files = (
-        *(record_files(folder, chosen, records) if with_cells else ()),
-        *(file for part in parts.values() for file in part.files),
+        written = residual_lines(rewrite_residuals(residuals, cell_residuals, (folder.name,)), residuals)
+    return _document(
+        paper, results, parts, record_files(folder, chosen, records) if with_cells else None, written
     )
+
+
+def _document(
+    paper: Paper,
+    results: Results,
+    parts: Mapping[str, Part],
+    cell_files: Sequence[OutputFile] | None,
+    written: Sequence[str],
+) -> Document:
+    """Records and parts as a document; *cell_files* are None where the cells were not asked for."""
+    folder, records, summary = paper.folder, results.records, summary_of(results.records)
+    notes = [note.format(batches=results.batches) for note in folder.setup["notes"]]
+    tables: Sequence[Table[Any]] = ()
+    if cell_files is not None:
+        tables = (records_table(folder, records),) if paper.tables is None else paper.tables(records)
+    files = (*(cell_files or ()), *(file for part in parts.values() for file in part.files))
     return Document(
         kind=f"reproduce-{folder.name}",
         payload={
-            **({"batches": count} if "batches" in folder.setup else {}),
+            **({"batches": results.batches} if "batches" in folder.setup else {}),
             "records": records,
             "summary": summary,
             **{name: part.value for name, part in parts.items()},
@@ -187,7 +192,13 @@ def reproduce(
         },
         title=f"{folder.setup['title']} reproduced",
         blocks=(*tables, *(table for part in parts.values() for table in part.tables)),
-        notes=tuple(lines),
+        notes=(
+            *([errors_line(summary)] if cell_files is not None else []),
+            *(line for part in parts.values() for line in part.lines),
+            *_reasons(folder, records),
+            *notes,
+            *written,
+        ),
         files=tuple(sorted(files, key=lambda file: "." not in file.name)),  # figures after tables
     )
 
