@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hdpsim.errors import InfeasibleError, OutOfMemoryError, ScenarioError
-from hdpsim.experiments.studies.comparing.compare import mean_accounts
+from hdpsim.experiments.studies.comparing.compare import mean_accounts, strategy_batches
 from hdpsim.experiments.studies.power import power_of
 from hdpsim.simulator.planning import check_strategy, micro_batch_cost, planning_problem, settled_degree
 from hdpsim.simulator.setup import Setup
@@ -34,6 +34,7 @@ from .space import Candidate, Changes
 if TYPE_CHECKING:
     from hdpsim.cost_models.memory.peak import MemoryReport
     from hdpsim.experiments.scenario.data_use import Lengths
+    from hdpsim.experiments.scenario.scenario import Scenario
 
 from .evaluation import (
     ON_PAPER,
@@ -90,7 +91,8 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
         if question.time_is_up:
             results.cut = True
             return
-        if hopeless:
+        waits = _documents_wait(question.scenario, dict(variant).get("strategy.name"))
+        if hopeless and not waits:
             results.outrun += 1
             continue
         candidate = Candidate(changes=(*changes, *variant))
@@ -117,13 +119,22 @@ def _try_layout(task: Task, layout: Changes, results: LayoutResults) -> None:
             of_name[name] += 1
             kind = (name, of_name[name])
         contender = Contender(
-            candidate=candidate, site=task.site, kind=kind, bounds_s=bounds_s, ideal_s=ideal_s
+            candidate=candidate,
+            site=task.site,
+            kind=kind,
+            bounds_s=() if waits else bounds_s,
+            ideal_s=ideal_s,
         )
         results.contenders.append((layout, contender))
         results.work += CANDIDATE
         if task.glance:
             results.refused.clear()  # they are counted when the layout is opened
             break
+
+
+def _documents_wait(scenario: Scenario, strategy: object) -> bool:
+    """Whether long documents wait for later batches: no bound of the batches that were drawn holds for these."""
+    return strategy == "wlb-llm" and scenario.strategy.outlier_queues > 0
 
 
 def _note(evaluated: Evaluated | None, results: LayoutResults) -> None:
@@ -148,7 +159,7 @@ def replay(task: Task) -> LayoutResults:
         try:
             setup = known.setups(task.site).of(candidate.changes)
             if not task.in_full and looks_first(question, setup.strategy.name):
-                step = simulate_step(setup, known.lengths[0], quick=True)
+                step = simulate_step(setup, strategy_batches(setup, known.lengths)[0], quick=True)
                 results.first.append((contender, step.step_s))
                 continue
             least = results.least(question, task.least)
@@ -301,7 +312,9 @@ def replayed(
         StoppedError: *stops* said so before the last batch.
         InfeasibleError: it cannot run.
     """
-    batches = ready(question).lengths
+    batches = strategy_batches(setup, ready(question).lengths)
+    waits = _documents_wait(question.scenario, setup.strategy.name)
+    bounds_s = () if waits else bounds_s
     tokens, seconds = [float(lengths.sum()) for lengths in batches], list(bounds_s)
     degree = settled_degree(setup, batches[0]) if len(batches) > 1 else None
     known: dict[bytes, StepResult] = {}

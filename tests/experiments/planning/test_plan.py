@@ -311,3 +311,23 @@ def test_what_hdp_cannot_run_is_refused_with_the_reason(settings: tuple[str, ...
     keys = frozenset(setting.partition("=")[0] for setting in settings if setting.startswith("layout"))
     found = search(scenario, Space(values={"strategy.name": ("hdp-opt",)}, pinned=keys))
     assert any(words.startswith(reason) for words in found.refused), found.refused
+
+
+def test_documents_that_wait_train_in_the_batches_of_every_other_verb() -> None:
+    waiting = {
+        "model": "llama-3-8b",
+        "cluster": {"node": "hgx-h100-80gb", "gpus": 16},
+        "layout": {"tp": 4, "cp": 2, "cp_kind": "all-gather"},
+        "data": {"distribution": "bytescale-github", "batch": "256K tokens", "context": "32K tokens"},
+        "strategy": {"name": "wlb-llm", "outlier_queues": 2},
+        "execution": {"batches": 3},
+    }
+    pinned = ["layout.tp=4", "layout.pp=1", "layout.cp=1,2", "layout.recompute=none,full", "strategy.name=wlb-llm",
+              "layout.sharding=zero1", "layout.rank_capacity=32K tokens"]  # fmt: skip
+    found = hdpsim.plan(waiting, searched=pinned, workers=1, budget="none")
+    assert found.scenario is not None
+    ran = run_batches(found.scenario, found.scenario.batches())
+    assert found.to_dict()["best"]["tokens_per_s"] == pytest.approx(ran.tokens_per_s.mean)
+    assert [len(lengths) for lengths in ran.lengths] != [
+        len(lengths) for lengths in found.scenario.batches()
+    ], "some wait"
