@@ -158,6 +158,8 @@ class Calibration(Checked):
     """The same of a kernel of one expert, launched from a loop in C++ over the experts of a GPU."""
     expert_loop_s: Calibrated
     """Host time of one such loop beside its kernels, however many experts there are."""
+    module_hook_s: Calibrated
+    """Host time of the hooks around one matrix in a forward that gather it and give it back (DeepSpeed's ZeRO-3)."""
     arm_host_factor: Calibrated
     """Host time of launches on Arm processors over that of x86 ones of their clock."""
     arm_untuned_factor: Calibrated

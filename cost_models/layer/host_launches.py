@@ -38,6 +38,10 @@ CLAMP_LAUNCHES = 3.0
 SCALED_ROTARY_LAUNCHES = (2 * 12 + 2 * 10) / 3
 LATENT_ROTARY_LAUNCHES = (2 * 13 + 3 + 2 * 16 + 3) / 3
 ONE_KERNEL = ("grouped", "fused")  # of expert_kernels: a product of all experts is one kernel
+EXPERT_MODULES = ("modules", "indexed")  # an expert is a module of its own
+# Of the hooks around a matrix, which take module_hook_s forward: gathers for the backward, gradients into buckets,
+# reductions. Measured with module_hook_s: 2.0 to 2.3.
+HOOKS_BACKWARD = 2.2
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
 # Copies of what an adapter reads and puts out, of its two factors.
 ADAPTER_COPIES = {"joined": 0.0, "separate": 0.0, "autocast": 2.0 + 2.0, "wide": 2.0}
@@ -201,7 +205,31 @@ def behind_counts_s(model: Model, layout: Layout, cal: Calibration) -> float:
         return 0.0
     experts, per_expert = _experts_apart(model, layout)
     launches_s = _expert_matrices(model) * per_expert * experts * cal.launch_s
-    return launches_s + _loops_s(model, layout, cal, backward=False)
+    hooks_s = hooked_matrices(model, layout, moe=True, of_experts=True) * cal.module_hook_s
+    return launches_s + hooks_s + _loops_s(model, layout, cal, backward=False)
+
+
+def hooked_matrices(model: Model, layout: Layout, *, moe: bool, of_experts: bool = False) -> float:
+    """Matrices of a layer around whose modules hooks of Python gather parameters; *of_experts*: routed ones alone.
+
+        parts that stock models keep apart (queries, keys, values; gate, up), of every expert that is a module
+        grouped experts: a matrix of all of them counts once
+
+    Counted: modules without parameters beside an expert's (its activation, itself) are in the time of its matrices.
+    Ignored: norms, whose few parameters stay whole on every GPU; the collectives themselves (layer_gather).
+    Source: DeepSpeed, runtime/zero/parameter_offload.py (_register_deepspeed_module: hooks of every module, forward and
+    backward), partitioned_param_coordinator.py (fetch_sub_module, release_sub_module).
+    """
+    if not layout.sharding.module_hooks or layout.host.cuda_graphs:
+        return 0.0
+    modules = _experts_of_a_gpu(model, layout) if layout.experts.kernels in EXPERT_MODULES else 0.0
+    count = 0.0
+    for matrix in layer_matrices(model, moe=moe):
+        if matrix.block == "experts":
+            count += modules * len(matrix.parts) if modules else 1.0
+        elif not of_experts:
+            count += len(matrix.parts)
+    return count
 
 
 def _graphed(layout: Layout) -> bool:
@@ -336,13 +364,15 @@ class HostTime:
     def layer_s(self, *, moe: bool, backward: bool) -> float:
         """Forward or backward of one layer.
 
-            t = (launches + pieces) x time of one + expert loops + collectives x check
+            t = (launches + pieces) x time of one + expert loops + hooks + collectives x check
+
+        hooks: matrices x module_hook_s, in the backward HOOKS_BACKWARD times that
 
         Counted: a layer is cut into five pieces where its all-to-alls run beside another micro-batch (attention,
         dispatch, experts, combine, what follows), each with a stream to switch to, two events, detached inputs and a
         backward of its own: overlap_launches, twice that backward. With sequence parallelism the backward gathers its
         input once more: 3 collectives for 2.
-        Source: see launches, expert_loops and check_s.
+        Source: see launches, expert_loops, hooked_matrices and check_s.
         """
         count = (backward_launches if backward else forward_launches)(self._model, self._layout, moe=moe)
         if moe and _overlapped(self._layout) and not _graphed(self._layout):
@@ -350,6 +380,8 @@ class HostTime:
         launches_s = count * self._cal.launch_s
         if moe:
             launches_s += _loops_s(self._model, self._layout, self._cal, backward=backward)
+        hooks = hooked_matrices(self._model, self._layout, moe=moe) * (HOOKS_BACKWARD if backward else 1.0)
+        launches_s += hooks * self._cal.module_hook_s
         repeats = 1.5 if backward and self._layout.tensor.sequence_parallel else 1.0
         return launches_s + repeats * tensor_collectives(self._model, self._layout, moe=moe) * self._check_s
 

@@ -126,10 +126,13 @@ class Layout(Checked):
         recompute = Recompute()
         if self.recompute.kind == "selective" and self.recompute.small_kernels:
             recompute = Recompute(kind="selective", small_kernels=True, layers=self.recompute.layers)
+        sharding = Sharding(kind="zero3") if self.sharding.sums_layers else Sharding()
+        if self.sharding.module_hooks:
+            sharding = replace(sharding, module_hooks=True)
         return self.with_groups(
             parallel=replace(self.parallel, pp=stages, cp=None),
             pipeline=Pipeline(schedule=schedule, deferred_head_gradient=deferred),
-            sharding=Sharding(kind="zero3") if self.sharding.sums_layers else Sharding(),
+            sharding=sharding,
             recompute=recompute,
             context=replace(self.context, rank_capacity_tokens=None),
         )

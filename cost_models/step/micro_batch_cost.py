@@ -456,5 +456,5 @@ class MicroBatchCost:
 @lru_cache(maxsize=64)
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     """The calibration with the launches of hosts that take so many times as long."""
-    names = ("launch_s", "expert_launch_s", "expert_loop_s")
+    names = ("launch_s", "expert_launch_s", "expert_loop_s", "module_hook_s")
     return replace(cal, **{name: getattr(cal, name) * host_time for name in names})

@@ -78,6 +78,7 @@ IDEAL = Calibration(
     launch_s=0.0,
     expert_launch_s=0.0,
     expert_loop_s=0.0,
+    module_hook_s=0.0,
     arm_host_factor=1.3,
     arm_untuned_factor=1.84,
     overlap_launches=0.0,

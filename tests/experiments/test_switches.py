@@ -29,6 +29,7 @@ FASTER = (
     ("layout.cuda_graphs", "false", "true"),
     ("layout.launch_blocking", "true", "false"),
     ("layout.gather_lists", "true", "false"),
+    ("layout.module_hooks", "true", "false"),
     ("layout.shard_copies", "buckets", "both"),
     ("layout.shard_copies", "both", "gradients"),
     ("layout.shard_copies", "gradients", "none"),

@@ -14,7 +14,15 @@ from ideal_hardware import HIDDEN, IDEAL, MODEL, NIC, NVLINK, ideal_cluster, ide
 from hdpsim.cost_models.calibration.network import NetworkCalibration
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
-from hdpsim.cost_models.layer.host_launches import HostTime, check_s, ring_step_host_s, step_host_s
+from hdpsim.cost_models.layer.host_launches import (
+    HOOKS_BACKWARD,
+    HostTime,
+    behind_counts_s,
+    check_s,
+    hooked_matrices,
+    ring_step_host_s,
+    step_host_s,
+)
 from hdpsim.cost_models.layer.layer import LayerCost
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.network.algorithms import LL, SIMPLE, ring_half_s
@@ -34,6 +42,47 @@ SLOW_STEPS = replace(ideal_cluster(), node=replace(ideal_cluster().node, ring_st
 
 def groups(cluster: Cluster) -> Collectives:
     return Collectives(FabricModel(cluster, IDEAL.network))
+
+
+class TestHooks:
+    """Hooks of Python around modules that gather their parameters (DeepSpeed's ZeRO-3)."""
+
+    HOOKED = Layout(sharding="zero3", module_hooks=True)
+
+    def test_each_matrix_of_a_dense_layer_has_hooks(self) -> None:
+        gated = replace(MODEL, gated_mlp=True)
+        # queries, keys, values, output projection; gate, up and down projection
+        assert hooked_matrices(gated, self.HOOKED, moe=False) == 7
+        assert hooked_matrices(replace(gated, gated_mlp=False), self.HOOKED, moe=False) == 6
+        assert hooked_matrices(gated, Layout(sharding="zero3"), moe=False) == 0
+        assert hooked_matrices(gated, self.HOOKED.changed(cuda_graphs=True), moe=False) == 0
+
+    @given(experts=st.sampled_from([8, 64]), kernels=st.sampled_from(["indexed", "modules"]))
+    def test_each_matrix_of_each_expert_has_hooks_where_experts_are_modules(
+        self, experts: int, kernels: str
+    ) -> None:
+        model = replace(MODEL, gated_mlp=True, experts=experts, top_k=2)
+        modules = self.HOOKED.changed(expert_kernels=kernels)
+        # attention 4, router 1
+        assert hooked_matrices(model, modules, moe=True) == 5 + 3 * experts
+        assert hooked_matrices(model, modules, moe=True, of_experts=True) == 3 * experts
+        assert hooked_matrices(model, self.HOOKED, moe=True) == 5 + 2  # one matrix of all experts each
+
+    def test_they_are_host_time_and_that_of_experts_is_behind_their_counts(self) -> None:
+        model = replace(MODEL, gated_mlp=True, experts=8, top_k=2)
+        layout = self.HOOKED.changed(expert_kernels="indexed")
+        group, cal = groups(ideal_cluster()).group(1), replace(IDEAL, module_hook_s=1.0)
+        host = HostTime(model, layout, group, cal)
+        assert host.layer_s(moe=True, backward=False) == 29
+        assert host.layer_s(moe=True, backward=True) == pytest.approx(29 * HOOKS_BACKWARD)
+        assert behind_counts_s(model, layout, cal) == 24
+
+    def test_a_step_takes_them(self) -> None:
+        model = replace(MODEL, gated_mlp=True, experts=8, top_k=2)
+        layout, cal = self.HOOKED.changed(expert_kernels="indexed"), replace(IDEAL, module_hook_s=1.0)
+        cost = ideal_cost(model, layout, calibration=cal)
+        forward = cost.terms_s(micro_batches([[8192]]), backward=False)[TERMS.index("host"), 0, 0]
+        assert forward == pytest.approx(29 * model.layers, rel=1e-3)
 
 
 class TestChecks:

@@ -67,8 +67,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
         f"layout.{switch}": (False, True)
         for switch in (
             "sequence_parallel", "pp_overlap", "dp_overlap", "prefetch_gather", "gather_overlap", "owner_broadcasts",
-            "gradient_overlap", "gradient_all_reduce", "gather_lists", "deferred_head_gradient", "optimizer_offload",
-            "tp_overlap", "sum_every_micro_batch", "whole_gradients", "gathered_logits",
+            "gradient_overlap", "gradient_all_reduce", "gather_lists", "module_hooks", "deferred_head_gradient",
+            "optimizer_offload", "tp_overlap", "sum_every_micro_batch", "whole_gradients", "gathered_logits",
             "tp_batch_first", "tp_asynchronous", "ep_overlap", "expert_padding", "fused_kernels", "fused_loss",
             "cuda_graphs", "launch_blocking", "checked_collectives", "blocking_maxima", "separate_scale_updates",
             "recompute_small_kernels", "embedding_layers", "untuned_for_arm",
