@@ -28,6 +28,7 @@ class Read:
         unknown: options that no table has.
         without_effect: options that change neither time nor memory, here or ever.
         not_modelled: options that do, with what the scenario does not say of them.
+        used: options that a number or a case was read from.
     """
 
     facts: dict[str, object] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Read:
     unknown: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
     not_modelled: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
 
     def set(self, key: str, value: object, origin: str) -> None:
         """Note a fact."""
@@ -75,6 +77,7 @@ def read_options(options: Iterable[Option], tool: Tool, where: str, base: Model 
             read.not_modelled.append(f"{shown}: {remark}")
         elif not name.startswith("$"):  # any program has variables of its own
             read.unknown.append(shown)
+    read.without_effect = [name for name in read.without_effect if name not in read.used]
     return read
 
 
@@ -118,6 +121,7 @@ def _read_number(number: Number, given: Mapping[str, Option], tool: Tool, read: 
         names = " and ".join(f"{option.name} {_value_words(option.value)}" for option in written)
         raise UserInputError(f"{_at(written[-1], tool, where)}: {names} contradict each other")
     if values:
+        read.used |= {spelled(option.name, tool) for option in written}
         read.set(number.key, values[0], spelled(written[0].name, tool))
     elif (
         tool.complete
@@ -228,11 +232,9 @@ def _take(case: Case, of_choice: Mapping[str, Option], tool: Tool, read: Read, w
         read.set(key, value, origin or f"default of {tool.title}")
     if case.remark:
         read.not_modelled.append(f"{origin or f'default of {tool.title}'}: {case.remark}")
-    counted = {*used, *(name for number in tool.numbers for name in number.names)}
+    read.used |= {spelled(of_choice[name].name, tool) for name in used}
     idle = (
-        option
-        for name, option in of_choice.items()
-        if name not in counted and option.value not in (None, False)
+        option for name, option in of_choice.items() if name not in used and option.value not in (None, False)
     )
     read.without_effect += [spelled(option.name, tool) for option in idle]
 
