@@ -14,6 +14,7 @@ Figures of files are laid out, text and all, but not drawn as PNG and SVG, which
 tests of the drawing itself ask for `pictures`.
 
 Planning is most of a small step's time: modules that are about what is done with plans ask for `each_plan_once`.
+A process of a pool has to import hdpsim first, a second of CPU: modules that are not about pools ask for `one_process`.
 
 Python's cyclic garbage collector would walk through all modules and all collected tests again and again, a tenth of
 the time: what is there when the tests begin is left out.
@@ -27,9 +28,12 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -118,3 +122,36 @@ def _asked(problem: PlanningProblem) -> tuple[object, ...]:
     values["lengths"] = problem.lengths.tobytes()
     values["kinds"] = tuple(map(_asked, problem.kinds))
     return (*values.values(), None if mixed is None else mixed.rank_kind.tobytes())
+
+
+POOLS = tuple(
+    f"hdpsim.experiments.{name}.worker_pool"
+    for name in ("papers.paper", "calibration.run", "campaigns.run", "parallel.engines")
+)
+"""Where modules of the product find their pool of processes."""
+
+
+class _Here(Executor):
+    """Does what it is given at once, in this process."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@contextmanager
+def _pool(_processes: int) -> Iterator[Executor]:
+    yield _Here()
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """Every pool of the product is this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in POOLS:
+            patch.setattr(name, _pool)
+        yield

@@ -15,6 +15,8 @@ import pytest
 from fuzz_formats import FORMATS, SLOW
 from fuzz_judge import complaint
 
+pytestmark = pytest.mark.usefixtures("one_process")  # where the guards are
+
 SEED = os.environ.get("HDPSIM_FUZZ_SEED", "0")
 INPUTS = os.environ.get("HDPSIM_FUZZ_INPUTS")
 ONLY = os.environ.get("HDPSIM_FUZZ_ONLY")

@@ -16,6 +16,8 @@ from hdpsim.experiments.cli.app import VERBS, cli
 from hdpsim.experiments.scenario.scenario import load_scenario, scenario_names
 from hdpsim.yaml_loader import load_yaml
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 SMALL = ("quickstart-8gpu", "--batches", "1")
 MODULE = (sys.executable, "-m", "hdpsim")
 

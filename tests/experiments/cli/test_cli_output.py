@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.cli.printing import say
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "\x1b]0;owned\x07\x9b31m"

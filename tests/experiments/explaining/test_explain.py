@@ -15,7 +15,7 @@ from hdpsim.experiments.explaining.explain import explain, find_term, term_names
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import compare
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
 
 UNIFORM = ("strategy.name=static", "layout.tp=2", "layout.pp=2", "data.context=4K")
 

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 import hdpsim
 from hdpsim import Result
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("each_plan_once")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lean_studies", "each_plan_once", "one_process")]
 
 LONG = "a scenario with a name as long as people give them when they try many things, with dates and all"
 SCENARIO = {

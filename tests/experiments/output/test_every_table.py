@@ -16,7 +16,7 @@ from hdpsim.experiments.output.document import OutputFile
 from hdpsim.experiments.output.files import run_directory
 from hdpsim.experiments.output.files.run_directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("each_plan_once")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("each_step_once", "each_plan_once", "one_process")]
 
 COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 SCENARIO = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,15 @@ from hdpsim.experiments.planning.checking.trials import Trials, overrides_of
 from hdpsim.experiments.scenario.scenario import Scenario, load_scenario, resolve_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _time_is_never_up() -> Iterator[None]:
+    """A busy machine would end the search for a change that runs before it is found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdpsim.experiments.planning.checking.repair.BUDGET_S", math.inf)
+        yield
 
 
 def small(*overrides: str, layout: Mapping[str, object] | None = None, **sections: Any) -> Scenario:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once", "one_process")
 
 
 def run(*arguments: str) -> Result:

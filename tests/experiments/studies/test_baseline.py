@@ -20,6 +20,8 @@ from hdpsim.experiments.studies.comparing.report import comparison_table, explan
 from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.step import simulate_step
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 
 def uneven(seed: int, count: int = 60) -> np.ndarray[Any, np.dtype[np.int64]]:
     rng = np.random.default_rng(seed)

@@ -40,7 +40,7 @@ from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.play.execution import SharedLinks, Spans
 from hdpsim.simulator.step import simulate_step
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
 
 SECOND = 50e9  # what a NIC moves in one
 

@@ -22,6 +22,8 @@ from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.money import Costs, costs_of, price_of
 from hdpsim.experiments.studies.power import cluster_power, waiting_power
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "costs.md"
 
 

@@ -19,7 +19,7 @@ from hdpsim.experiments.studies.comparing.other_degrees import WORTH_A_WORD
 from hdpsim.experiments.studies.comparing.report import explanation
 from hdpsim.simulator.setup import Packing
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("lean_studies", "each_plan_once")
 
 TWO_NODES = {
     "model": "llama-3-8b",

@@ -10,6 +10,8 @@ from hdpsim.experiments.studies.comparing.compare import Comparison, compare
 from hdpsim.experiments.studies.comparing.other_kinds import KINDS
 from hdpsim.experiments.studies.comparing.report import compare_document, explanation
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 # Short sequences in packs that sixteen ranks share: a ring's steps are too short to hide what they send.
 SHORT_IN_LONG_PACKS = {
     "model": "llama-3-8b",

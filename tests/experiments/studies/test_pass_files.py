@@ -12,7 +12,7 @@ from hdpsim.experiments.studies.comparing import pass_files as module
 from hdpsim.experiments.studies.comparing.compare import Outcome, run_batches
 from hdpsim.experiments.studies.comparing.pass_files import CHOSEN, pass_files
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("lean_studies", "each_plan_once")
 
 SMALL = ("data.context=64K", "layout.rank_capacity=16K", "memory.must_fit=false")
 LENGTHS = np.array([40_000, 9_000, 8_000, 7_000, 300, 200, 100, 90])

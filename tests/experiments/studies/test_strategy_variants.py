@@ -13,6 +13,8 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import compare
 from hdpsim.experiments.studies.comparing.strategy_variants import read_variants, split_variants
 
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
+
 SMALL = ("data.batch=256K tokens", "data.context=64K tokens", "layout.recompute=full")
 
 

@@ -10,7 +10,7 @@ import pytest
 import hdpsim
 from hdpsim import Result
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("lean_studies", "each_plan_once", "one_process")
 
 TOKENS = 256 * 1024
 UNEQUAL = {

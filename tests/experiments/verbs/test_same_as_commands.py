@@ -19,7 +19,7 @@ from hdpsim.experiments.cli.app import VERBS, cli
 from hdpsim.experiments.output.document import Document
 from hdpsim.experiments.records.columns import shipped_records
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once", "one_process")
 
 TINY = {"data.batch": "64K tokens", "data.context": "16K tokens", "layout.rank_capacity": "8K tokens"}
 SETS = tuple(text for key, value in TINY.items() for text in ("--set", f"{key}={value}"))
