@@ -20,7 +20,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.errors import PlanError
+from hdpsim.errors import InfeasibleError, PlanError
 from hdpsim.simulator.plan import HOLE, Entries, Plan
 from hdpsim.simulator.play.execution import Noise
 
@@ -67,11 +67,18 @@ def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings |
     Transfers that share links (costs.traffic) are played without meetings.
 
     Raises:
+        InfeasibleError: they share links, and what meets differs.
         PlanError: members of a group would meet others at different slots, and wait for ever.
     """
     block = costs.meeting_ranks
-    if block == 1 or costs.alike or costs.traffic is not None or plan.micro_batches == 0:
+    if block == 1 or costs.alike or plan.micro_batches == 0:
         return None
+    if costs.traffic is not None:
+        raise InfeasibleError(
+            "ranks run different micro-batches and meet in every layer (layout.sharding = zero3, or experts across "
+            "ranks): execution.network = flows does not follow that; use execution.network = independent, or "
+            "sequences of one length (data.lengths)"
+        )
     own = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
     entries = plan.entries
     _, rank, slot, micro_batch = entries
