@@ -64,7 +64,7 @@ class Meetings:
 def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings | None:
     """The meetings of a plan; None where ranks do not meet, or what they run is alike anyway.
 
-    Transfers that share links (costs.traffic) are played without meetings.
+    Transfers that share links (costs.traffic) are played without meetings, which is right where all is alike only.
 
     Raises:
         InfeasibleError: they share links, and what meets differs.
