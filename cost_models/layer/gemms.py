@@ -11,15 +11,17 @@ from hdpsim.arrays import Floats
 from hdpsim.cost_models.calibration.calibration import Calibration
 from hdpsim.cost_models.hardware.parts import Gpu
 from hdpsim.cost_models.kernels.casts import LinearOp, OperandCasts
-from hdpsim.cost_models.kernels.gemm import BF16_BYTES, gemm_s, memory_bound_s
+from hdpsim.cost_models.kernels.gemm import BF16_BYTES, gemm_s, memory_bound_s, output_tiles
 from hdpsim.cost_models.kernels.number_formats import scaled_rates
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ProductPrecision
 from hdpsim.cost_models.tracing import note, priced
 
-# Token counts priced in one go: tiles x products x three passes x this many numbers still fit a core's cache.
+# Token counts priced in one go, at most, and tiles x products x passes x token counts: larger arrays leave a core's
+# cache and are given back to the system each time. With twice as many products of 24 tiles took twice the time.
 GEMM_BLOCK = 512
+GEMM_NUMBERS = 2**16
 # A linear layer's passes, each one product: forward, input gradient and weight gradient.
 PASSES = ("forward", "input gradient", "weight gradient")
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = slice(0, 1), slice(1, 3), slice(1, 2), slice(2, 3)
@@ -146,9 +148,12 @@ class LayerGemms:
 
         All passes and products of few token counts in one call: an array operation costs more than its numbers.
         """
+        tiles, passes = len(output_tiles(self._cal.tile_sides)[0]), sides[-1].stop - sides[0].start
+        products = max((len(ops.columns) for ops in self._products), default=1)
+        block = min(GEMM_BLOCK, max(1, GEMM_NUMBERS // (tiles * products * passes)))
         blocks = [
-            self._block_s(tokens[first : first + GEMM_BLOCK], sides)
-            for first in range(0, max(1, len(tokens)), GEMM_BLOCK)
+            self._block_s(tokens[first : first + block], sides)
+            for first in range(0, max(1, len(tokens)), block)
         ]
         return blocks[0] if len(blocks) == 1 else [np.concatenate(side) for side in zip(*blocks, strict=True)]
 
