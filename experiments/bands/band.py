@@ -129,9 +129,12 @@ class Residuals:
         self._numbers = {
             name: np.array([log2(getattr(feature, name)) for feature in self.features]) for name in CONTINUOUS
         }
-        self._names = {
-            name: np.array([str(getattr(feature, name)) for feature in self.features]) for name in DISCRETE
+        words = {name: [str(getattr(feature, name)) for feature in self.features] for name in DISCRETE}
+        self._codes = {
+            name: {word: code for code, word in enumerate(dict.fromkeys(of))} for name, of in words.items()
         }
+        self._coded = {name: np.array([self._codes[name][word] for word in of]) for name, of in words.items()}
+        self._by_error = np.argsort(self.log_error, kind="stable")
         _, number, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         self._of_source = counts[number]  # how many records the source of a record has
         self.stretches = self.found_stretches() if stretches is None else stretches
@@ -142,7 +145,7 @@ class Residuals:
         for name, scale in CONTINUOUS.items():
             square += ((self._numbers[name] - log2(getattr(features, name))) / scale) ** 2
         for name, cost in DISCRETE.items():
-            square += cost * (self._names[name] != str(getattr(features, name)))
+            square += cost * (self._coded[name] != self._codes[name].get(str(getattr(features, name)), -1))
         return np.asarray(np.sqrt(square))
 
     def quantiles(
@@ -155,7 +158,7 @@ class Residuals:
             return -1.0, 0.0, 1.0, np.full(len(distance), math.inf), np.zeros(len(distance))
         near = np.exp(-distance / self.width) + ANY_DISTANCE * np.exp(-FAR / WIDTH)
         weight = near * self.quality * known / self._of_source**self.crowding
-        order = np.argsort(self.log_error, kind="stable")
+        order = self._by_error
         share = np.cumsum(weight[order])
         share = (share - 0.5 * weight[order]) / share[-1]
         low, middle, high = (
