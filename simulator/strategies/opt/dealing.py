@@ -21,6 +21,7 @@ EXCHANGE_RUNS = np.array((2, 3, 4))  # so many of its shortest ones are looked a
 EXCHANGES_AT_ONCE = 2**14  # of all pairs: so many stay in the cache
 CLOSED = -1  # room of a bin that is not open
 MANY_RANKS = 32  # from which dealing by rounds takes less time than a heap
+FEW_RANKS = 48  # up to which a heap of each fills its bins in less time than all ranks at once
 SHORT_ROUND = 16  # a round with so many times fewer items than ranks takes longer than a heap
 EXCHANGE_GOAL = 0.002  # how far above the mean a rank may stay
 
@@ -225,7 +226,7 @@ def _by_heap(free_s: Floats, seconds: Floats, rank_of: Ints) -> None:
 def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
     """Spread the sequences of every rank over as few bins as hold them, evenly.
 
-    For all ranks at once: what comes first on each goes to its emptiest bin, then what comes second, and so on.
+    What comes first on a rank goes to its emptiest bin, then what comes second, and so on; of many ranks at once.
 
     Args:
         tokens: one rank after the other, of each the longest first.
@@ -236,6 +237,8 @@ def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
         The bin of every sequence, numbered one rank after the other; how many every rank has.
     """
     ranks, begin = len(counts), np.cumsum(counts) - counts
+    if ranks <= FEW_RANKS:
+        return _even_bins_by_heap(tokens, counts, capacity)
     total = np.concatenate(([0], np.cumsum(tokens)))
     opened = -(-(total[begin + counts] - total[begin]) // capacity)
     room = np.where(np.arange(int(opened.max(initial=1)))[None, :] < opened[:, None], capacity, CLOSED)
@@ -258,6 +261,28 @@ def even_bins(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
         room[rank, at] -= length
         place[item] = at
     return place + np.repeat(np.cumsum(opened) - opened, counts), opened
+
+
+def _even_bins_by_heap(tokens: Ints, counts: Ints, capacity: int) -> tuple[Ints, Ints]:
+    """even_bins, rank by rank: each has a heap of its bins, the emptiest (the first of equals) on top."""
+    bins: list[int] = []
+    opened: list[int] = []
+    lengths, begin, first = tokens.tolist(), 0, 0
+    for count in counts.tolist():
+        own, begin = lengths[begin : begin + count], begin + count
+        number = -(-sum(own) // capacity)
+        heap = [(-capacity, place) for place in range(number)]  # room, negated
+        for length in own:
+            room, place = heap[0]
+            if length <= -room:
+                heapq.heapreplace(heap, (room + length, place))
+            else:
+                place, number = number, number + 1
+                heapq.heappush(heap, (length - capacity, place))
+            bins.append(first + place)
+        opened.append(number)
+        first += number
+    return np.array(bins, dtype=np.int64), np.array(opened, dtype=np.int64)
 
 
 def exchange(rank: Ints, seconds: Floats, base_s: Floats, most_s: Floats) -> Ints:

@@ -166,7 +166,11 @@ def test_exchanges_never_raise_the_busiest_rank(base: list[float], items: list[f
 def test_bins_of_many_ranks_are_those_of_each(ranks: list[list[int]], capacity: int):
     tokens = np.array([length for some in ranks for length in sorted(some, reverse=True)], dtype=np.int64)
     counts = np.array([len(some) for some in ranks])
-    bins, opened = even_bins(tokens, counts, capacity)
+    with pytest.MonkeyPatch.context() as patch:  # as many ranks are, and as few are
+        patch.setattr(dealing, "FEW_RANKS", 0)
+        bins, opened = even_bins(tokens, counts, capacity)
+    few = even_bins(tokens, counts, capacity)
+    assert (few[0].tolist(), few[1].tolist()) == (bins.tolist(), opened.tolist())
     each = [even_bins(np.array(sorted(some, reverse=True), dtype=np.int64), np.array([len(some)]), capacity)
             for some in ranks]  # fmt: skip
     assert opened.tolist() == [int(own[0]) for _, own in each]
