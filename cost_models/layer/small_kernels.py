@@ -6,7 +6,7 @@ operations one kernel does, so this module counts passes: one element read or wr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
@@ -352,15 +352,21 @@ def _routing(model: Model, layout: Layout) -> tuple[float, float]:
     if layout.experts.padding and layout.precision.products != "bf16":
         passes += PADDING * held
     forward = backward = passes
-    if layout.experts.kernels == "modules":
-        fixed_passes, passes_of_an_expert = MODULES_BACKWARD
-        forward += MODULES * held
-        backward += (fixed_passes + passes_of_an_expert * max(1, model.experts // layout.parallel.ep)) * held
-    elif layout.experts.kernels == "indexed":
-        everything = held / model.top_k
-        forward += INDEXED * held + INDEXED_OF_ALL * everything
-        of_all = INDEXED_OF_ALL_BACKWARD * max(1, model.experts // layout.parallel.ep)
-        backward += INDEXED_BACKWARD * held + of_all * everything
+    match layout.experts.kernels:
+        case "modules":
+            fixed_passes, passes_of_an_expert = MODULES_BACKWARD
+            forward += MODULES * held
+            of_all = passes_of_an_expert * max(1, model.experts // layout.parallel.ep)
+            backward += (fixed_passes + of_all) * held
+        case "indexed":
+            everything = held / model.top_k
+            forward += INDEXED * held + INDEXED_OF_ALL * everything
+            of_all = INDEXED_OF_ALL_BACKWARD * max(1, model.experts // layout.parallel.ep)
+            backward += INDEXED_BACKWARD * held + of_all * everything
+        case "grouped" | "separate" | "fused":
+            pass
+        case _:
+            assert_never(layout.experts.kernels)
     width = model.routed_hidden / layout.parallel.tp
     return forward * width, backward * width
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 
 from hdpsim.arrays import Floats
@@ -76,6 +78,12 @@ def _sent_s(volume: Floats, cost: MicroBatchCost, ranks: GroupShape) -> Floats:
     if sharding.muon == "all":
         whole = sharding.kind in ("none", "zero1")
         return nothing if whole else cost.collectives.all_gather_s(volume, ranks)
-    if sharding.kind == "zero3":
-        return 2.0 * cost.collectives.all_to_all_s(volume / ranks.ranks, ranks)
-    return cost.collectives.all_gather_s(volume, ranks) if sharding.kind == "none" else nothing
+    match sharding.kind:
+        case "zero3":
+            return 2.0 * cost.collectives.all_to_all_s(volume / ranks.ranks, ranks)
+        case "none":
+            return cost.collectives.all_gather_s(volume, ranks)
+        case "zero1" | "zero2":
+            return nothing
+        case _:
+            assert_never(sharding.kind)

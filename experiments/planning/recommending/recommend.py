@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.reading.units import HOUR_S
@@ -180,11 +180,18 @@ def _rank(offer: Offer | None, aim: Best) -> tuple[int, float, float]:
     usd = float("inf") if offer.usd is None else offer.usd
     if not offer.within:
         return 1, usd, offer.gpus
-    if aim == "tokens":
-        return 0, -offer.tokens, usd
-    if aim == "days":
-        return 0, offer.surely_s, usd
-    return (0, usd, offer.paid_gpus) if aim == "usd" else (0, offer.paid_gpus, usd)
+    match aim:
+        case "tokens":
+            first, then = -offer.tokens, usd
+        case "days":
+            first, then = offer.surely_s, usd
+        case "usd":
+            first, then = usd, offer.paid_gpus
+        case "gpus":
+            first, then = offer.paid_gpus, usd
+        case _:
+            assert_never(aim)
+    return 0, first, then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
