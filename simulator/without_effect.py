@@ -68,7 +68,7 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
         "layout",
         f"dp_overlap loss_average shard_ranks sum_every_micro_batch whole_gradients {of_gradients}",
     )
-    yield alone, "layout", "bucket_parameters gather_lists module_hooks shard_copies reuse_parameters"
+    yield alone, "layout", "bucket_parameters gather_lists shard_copies reuse_parameters"
     yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
     yield alone, "memory", "bucket_bytes gather_buffer_bytes"
     parallel = layout.parallel

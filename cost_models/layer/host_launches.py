@@ -220,7 +220,8 @@ def hooked_matrices(model: Model, layout: Layout, *, moe: bool, of_experts: bool
     Source: DeepSpeed, runtime/zero/parameter_offload.py (_register_deepspeed_module: hooks of every module, forward and
     backward), partitioned_param_coordinator.py (fetch_sub_module, release_sub_module).
     """
-    if not layout.sharding.module_hooks or layout.host.cuda_graphs:
+    hooks = layout.sharding.kind == "zero3" and layout.sharding.module_hooks
+    if not hooks or layout.host.cuda_graphs:
         return 0.0
     modules = _experts_of_a_gpu(model, layout) if layout.experts.kernels in EXPERT_MODULES else 0.0
     count = 0.0

@@ -127,7 +127,7 @@ class Layout(Checked):
         if self.recompute.kind == "selective" and self.recompute.small_kernels:
             recompute = Recompute(kind="selective", small_kernels=True, layers=self.recompute.layers)
         sharding = Sharding(kind="zero3") if self.sharding.sums_layers else Sharding()
-        if self.sharding.module_hooks:
+        if self.sharding.kind == "zero3" and self.sharding.module_hooks:
             sharding = replace(sharding, module_hooks=True)
         return self.with_groups(
             parallel=replace(self.parallel, pp=stages, cp=None),

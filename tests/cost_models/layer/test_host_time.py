@@ -55,6 +55,7 @@ class TestHooks:
         assert hooked_matrices(gated, self.HOOKED, moe=False) == 7
         assert hooked_matrices(replace(gated, gated_mlp=False), self.HOOKED, moe=False) == 6
         assert hooked_matrices(gated, Layout(sharding="zero3"), moe=False) == 0
+        assert hooked_matrices(gated, Layout(sharding="zero1", module_hooks=True), moe=False) == 0
         assert hooked_matrices(gated, self.HOOKED.changed(cuda_graphs=True), moe=False) == 0
 
     @given(experts=st.sampled_from([8, 64]), kernels=st.sampled_from(["indexed", "modules"]))
