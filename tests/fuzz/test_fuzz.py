@@ -15,7 +15,7 @@ import pytest
 from fuzz_formats import FORMATS, SLOW
 from fuzz_judge import complaint
 
-pytestmark = pytest.mark.usefixtures("one_process")  # where the guards are
+pytestmark = pytest.mark.usefixtures("each_plan_once", "one_process")  # that one has the guards
 
 SEED = os.environ.get("HDPSIM_FUZZ_SEED", "0")
 INPUTS = os.environ.get("HDPSIM_FUZZ_INPUTS")
