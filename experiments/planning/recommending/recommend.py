@@ -27,6 +27,7 @@ from .reasons import too_dear, unreachable
 from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
+    from hdpsim.cost_models.hardware.parts import Cluster
     from hdpsim.experiments.planning.search.evaluation import Evaluated
     from hdpsim.experiments.planning.search.search import Progress, SearchResult
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -273,7 +274,8 @@ class _OneType:
 
         That of the best offer; then fewer, as its layout may only be too large for their memory: what the work of the
         best offer leads to, or the middle between the last number that was searched in vain and the offer's. For the
-        earliest date more: its layout may not divide them. Without *fewer* nothing is left for that.
+        earliest date more: its layout may not divide them. For the most tokens those that the money pays until the
+        date, for most layouts the best number. Without *fewer* nothing is left for that.
         """
         chosen = self._chosen(tried)
         if chosen.offer is None:
@@ -282,8 +284,13 @@ class _OneType:
         now = chosen.offer.gpus
         if now not in searched:
             return now
-        if not fewer or self.goal.tokens is None:
+        if not fewer:
             return None
+        if self.goal.tokens is None:
+            cluster = chosen.offer.scenario.cluster
+            servers = int(self._paid(cluster)) // cluster.node.gpus
+            paid = max(1, servers) * cluster.node.gpus
+            return None if paid in searched else paid
         if self.goal.seconds is None:
             return 2 * now if 2 * now <= MOST_GPUS and 2 * now not in searched else None
         server = chosen.offer.scenario.cluster.node.gpus
@@ -375,10 +382,7 @@ class _OneType:
         if self.goal.seconds is None:
             gpus = tokens / TOKENS_PER_GPU
         elif self.goal.tokens is None:
-            hourly = mean_price(cluster, self.scenario.costs).usd_per_hour
-            assert self.goal.usd
-            assert hourly
-            gpus = self.goal.usd / hourly / (self.goal.seconds / HOUR_S)
+            gpus = self._paid(cluster)
         else:
             flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
             gpus = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * cluster.gpu.bf16_flop_per_s)
@@ -386,6 +390,17 @@ class _OneType:
         while servers * cluster.node.gpus < min(gpus, MOST_GPUS / 2, tokens / FEW_TOKENS):
             servers *= 2
         return servers * cluster.node.gpus
+
+    def _paid(self, cluster: Cluster) -> float:
+        """GPUs that the money pays until the date.
+
+        GPUs = USD / (USD an hour of a GPU x hours)
+        """
+        hourly = mean_price(cluster, self.scenario.costs).usd_per_hour
+        assert self.goal.usd
+        assert self.goal.seconds
+        assert hourly
+        return self.goal.usd / hourly / (self.goal.seconds / HOUR_S)
 
     def _first_layouts(self) -> tuple[int, SearchResult]:
         """Layouts for the first number of GPUs, or for more where none fits."""

@@ -18,8 +18,9 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.planning.recommending.document import recommend_document
 from hdpsim.experiments.planning.recommending.goal import Goal, parse_goal
 from hdpsim.experiments.planning.recommending.most_for_money import ALIKE, makes_most
-from hdpsim.experiments.planning.recommending.recommend import recommend
+from hdpsim.experiments.planning.recommending.recommend import _OneType, recommend
 from hdpsim.experiments.planning.recommending.sizing import Sizing, rounded_down
+from hdpsim.experiments.planning.search.budget import NO_LIMIT
 from hdpsim.experiments.scenario.scenario import Scenario
 
 pytestmark = pytest.mark.usefixtures("each_step_once", "each_plan_once")
@@ -99,6 +100,20 @@ def test_the_earliest_date_is_within_the_money_and_earlier_with_more() -> None:
     assert "The earliest: " in said.text()
     assert "being done for 5K USD" in said.text()
     assert said.payload["objective"] == "days"
+
+
+def test_layouts_are_searched_on_as_many_gpus_as_the_money_pays_until_the_date() -> None:
+    """5,200 USD pay 24.5 GPUs at 2.95 USD an hour for 72 hours: three servers."""
+    one = _OneType(
+        scenario=small(), goal=parse_goal("5200 USD in 3 days"), aim="tokens", confidence=0.8, pinned=(), gpu="",
+        site=(), budget=NO_LIMIT,
+    )  # fmt: skip
+    offer = SimpleNamespace(gpus=64, within=True, usd=1.0, tokens=1e9, scenario=small("gpus=64"))
+    tried: Any = (SimpleNamespace(offer=offer),)
+    assert one._next({8}, tried, fewer=True) == 64
+    assert one._next({64}, tried, fewer=True) == 24
+    assert one._next({24, 64}, tried, fewer=True) is None
+    assert one._next({64}, tried, fewer=False) is None
 
 
 def test_too_little_money_says_what_the_cheapest_gpus_cost() -> None:
