@@ -206,8 +206,13 @@ def _keys_written(document: Mapping[str, object]) -> frozenset[str]:
 def _memory_notes(settings: tuple[Setting, ...]) -> tuple[str, ...]:
     """What a software stack keeps in memory that a lean one does not."""
     known = {item.name for item in fields(MemoryOverheads)}
-    changed = [f"{setting.switch} {setting.value}" for setting in settings if setting.switch in known]
-    return ("memory of the software: " + ", ".join(changed),) if changed else ()
+    names = {field: key for key, field in FIELDS.items()}
+    changed = [
+        f"memory.{names.get(setting.switch, setting.switch)} = {str(setting.value).lower()}"
+        for setting in settings
+        if setting.switch in known
+    ]
+    return ("set by software: " + ", ".join(changed),) if changed else ()
 
 
 @cache

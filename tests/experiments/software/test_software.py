@@ -375,7 +375,7 @@ def test_memory_that_a_scenario_writes_wins_over_its_software() -> None:
     assert memory.overheads == replace(eager, logit_bytes=4.0)
     assert not memory.must_fit
     notes = load_scenario("quickstart-8gpu", changes).notes
-    assert any("memory of the software: " in note and "host_run_ahead True" in note for note in notes)
+    assert any("set by software: " in note and "memory.host_run_ahead = true" in note for note in notes)
     assert load_scenario("quickstart-8gpu").memory.overheads == MemoryOverheads()
 
 
