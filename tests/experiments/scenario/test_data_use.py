@@ -16,7 +16,7 @@ from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.data_use import data_use
 from hdpsim.traces import Trace, global_batches
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_plan_once", "one_process")
 
 POLICIES = ("chunk", "truncate", "drop")
 

@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from simulator_runs import a_step, played
 
 from hdpsim.experiments.cli.app import cli
+from hdpsim.experiments.parallel.pool import worker_pool
 from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.many_steps.report import steps_table
 from hdpsim.experiments.studies.many_steps.run import ManySteps, simulate_many
 from hdpsim.simulator.play.execution import SharedLinks
 
-pytestmark = pytest.mark.usefixtures("each_plan_once")
+pytestmark = pytest.mark.usefixtures("each_plan_once", "one_process")
 
 SMALL = ("data.batch=128K tokens", "data.context=16K")
 
@@ -152,5 +153,6 @@ def test_steps_that_processes_prepare_are_those_that_are_prepared_here(
     scenario = load_scenario("quickstart-8gpu", SMALL)
     here = simulate_many(scenario, 5)
     monkeypatch.setattr("hdpsim.experiments.studies.many_steps.run.FEWEST_IN_PARALLEL", 1)
+    monkeypatch.setattr("hdpsim.experiments.parallel.engines.worker_pool", worker_pool)
     elsewhere = simulate_many(scenario, 5)
     assert [row.end_s for row in elsewhere.steps] == [row.end_s for row in here.steps]
