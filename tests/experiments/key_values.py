@@ -33,6 +33,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     ),
     "layout.ep": ("1", "2", "4"),
     "layout.etp": ("auto", "1", "2"),
+    "layout.adapter_kernels": ("joined", "separate", "autocast", "wide"),
     "layout.expert_kernels": ("grouped", "separate", "modules", "indexed", "fused"),
     "layout.expert_imbalance": ("auto", "1", "1.5"),
     "layout.expert_weights": ("outputs", "activations"),
