@@ -77,7 +77,10 @@ def _allowed_tokens(setup: Setup, group_ranks: int | None) -> int:
 
 
 def _groups_grow(setup: Setup) -> bool:
-    """Whether tokens take more memory in larger groups, and which groups there are follows from the sequences."""
+    """Whether tokens take more memory in larger groups, and which groups there are follows from the sequences.
+
+    Of a static mesh no longer where the plan has settled its degree.
+    """
     seen = _layout(setup)
     return seen.parallel.cp is None and grows_with_groups(seen, setup.memory.overheads)
 
@@ -244,20 +247,17 @@ def _kind_memory(
     if setup.layout.kernels.attention == "unfused":  # the only kernel that keeps scores
         ranks = np.repeat(plan.group_size, np.diff(plan.segment_offsets))
         longest = int((-(-plan.segment_tokens // ranks)).max())
-    if _groups_grow(setup):
-        asked: list[tuple[Setup, int, int | None]] = [
-            (setup, tokens, ranks)
-            for ranks, tokens in ((1, capacity), *_most_tokens(plan, capacity, own_ranks))
-        ]
-    else:
-        asked = [(replace(setup, layout=settled_layout(setup, plan)), capacity, None)]
+    settled = replace(setup, layout=settled_layout(setup, plan))
+    asked: list[tuple[int, int | None]] = [(capacity, None)]
+    if _groups_grow(settled):
+        asked = [(capacity, 1), *_most_tokens(plan, capacity, own_ranks)]
     of = partial(memory_of, micro_batches=micro_batches, sequence_tokens=longest, stage=stage)
-    reports = [of(one, tokens, group_ranks=ranks) for one, tokens, ranks in asked]
+    reports = [of(settled, tokens, group_ranks=ranks) for tokens, ranks in asked]
     return _with_communicators(setup, plan, max(reports, key=_filled))
 
 
 def _most_tokens(plan: Plan, capacity: int, own_ranks: Bools | None) -> Iterator[tuple[int, int]]:
-    """For every size of group with *own_ranks*: ranks that share its largest micro-batch, tokens on one of them.
+    """For every size of group with *own_ranks*: tokens on a rank of its largest micro-batch, ranks that share it.
 
     Where a rank has more than C, and sends the rest to the host, as many ranks with C as hold the micro-batch: what
     they keep of each other is as much.
@@ -269,7 +269,7 @@ def _most_tokens(plan: Plan, capacity: int, own_ranks: Bools | None) -> Iterator
     for size in np.unique(sizes[sizes > 1]):
         most = int(tokens[sizes == size].max())
         held = min(capacity, -(-most // int(size)))
-        yield -(-most // held), held
+        yield held, -(-most // held)
 
 
 def _with_communicators(setup: Setup, plan: Plan, report: MemoryReport) -> MemoryReport:

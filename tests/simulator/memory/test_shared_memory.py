@@ -85,6 +85,21 @@ def test_a_capacity_that_memory_sets_holds_the_group_of_the_context(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[1024] * 16, [2**17]])
+def test_of_a_mesh_only_the_ranks_that_share_its_packs_count(kind: str, lengths: list[int]) -> None:
+    """Of single ranks nothing more is kept, nor do they have rings; of others as much as with a stated degree."""
+    setup, batch = grown(kind, context=max(lengths), name="static"), np.array(lengths)
+    setup = replace(setup, layout=setup.layout.changed(rank_capacity_tokens=8192))
+    settled = simulate_step(setup, batch)
+    degree = int(settled.plan.group_size.max())
+    stated = replace(setup, layout=setup.layout.changed(cp=degree))
+    assert simulate_step(stated, batch).memory == settled.memory
+    more = settled.memory.total_bytes - simulate_step(plain(setup), batch).memory.total_bytes
+    assert (degree > 1, more > 0.0) == (len(lengths) == 1, len(lengths) == 1)
+    assert degree > 1 or more == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_group_holds_a_sequence_whose_keys_fill_the_memory(kind: str) -> None:
     """4M tokens: keys of 8 layers, 4 KiB each, are 128 GiB; steps of a ring, 6 KiB a token of the sequence, 24 GiB."""
     setup = grown(kind, gib=20.0, context=2**22, name="hdp-naive")
