@@ -57,7 +57,10 @@ def unreachable(
             f"about {large_amount(tokens)} tokens, or cheaper GPUs (--gpu, costs.provider, costs.price)"
         )
     elif reached and goal.wanted != "gpus":
-        lines.append("What would have to change: fewer failures, or less time lost by each (campaign.*)")
+        more = "a larger sum, a later date, " if goal.wanted == "tokens" else ""
+        lines.append(
+            f"What would have to change: {more}fewer failures, or less time lost by each (campaign.*)"
+        )
     elif reached:
         least_s = min(seconds for _, seconds in reached)
         lines.append(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hdpsim.experiments.planning.search.search import Progress, SearchResult
     from hdpsim.experiments.scenario.scenario import Scenario
 
-    from .goal import Goal
+    from .goal import Goal, Wanted
 
 Aim = Literal["gpus", "usd"]
 Best = Literal["gpus", "usd", "tokens", "days"]
@@ -54,6 +54,11 @@ TOKENS_PER_GPU = 2048
 largest published runs (Llama 3 405B: 1,024)."""
 MOST_DOUBLINGS = 4
 """Of the first number of GPUs, where no layout fits it."""
+_NEVER: dict[Wanted, str] = {
+    "gpus": "no number of GPUs meets the date",
+    "tokens": "date and money end before a step does, with what a job takes to begin and what failures take",
+    "days": "failures leave no time",
+}
 OWN_LAYOUT = "the scenario's own layout"
 
 
@@ -304,8 +309,7 @@ class _OneType:
         self, sizing: Sizing, offer: Offer | None, layout: str, *, complete: bool = True
     ) -> TypeResult:
         fastest = sizing.fastest()
-        never = "no number of GPUs meets the date" if self.goal.wanted == "gpus" else "failures leave no time"
-        reason = "" if offer else never if fastest else "the layout cannot run"
+        reason = "" if offer else _NEVER[self.goal.wanted] if fastest else "the layout cannot run"
         dear = None if offer is None or offer.within else offer
         if dear:
             reason = too_dear(dear, self.goal, self.confidence)

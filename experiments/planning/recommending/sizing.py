@@ -197,6 +197,7 @@ class Sizing:
         tokens = rounded_down(self.rate(gpus) * self.lasts_s(gpus))
         most: Offer | None = None
         tried: set[float] = set()
+        last = 0.0, 0.0
         while tokens not in tried and len(tried) < ROUNDINGS:
             offer = self._campaign(gpus, tokens)
             if offer is None:
@@ -204,7 +205,11 @@ class Sizing:
             if offer.within and (most is None or tokens > most.tokens):
                 most = offer
             tried.add(tokens)
-            tokens = rounded_down(tokens * self.lasts_s(gpus) / offer.surely_s)
+            before, last = last, (tokens, offer.surely_s)
+            following = _tokens_in(self.lasts_s(gpus), before, last)
+            if following <= 0.0:
+                break
+            tokens = rounded_down(following)
         return most
 
     def _campaign(self, gpus: int, tokens: float) -> Offer | None:
@@ -316,6 +321,19 @@ class Sizing:
     def offers(self) -> Iterator[Offer]:
         """Every offer that meets the date."""
         yield from (offer for offer in self._offers.values() if offer is not None and self.meets(offer))
+
+
+def _tokens_in(seconds: float, before: tuple[float, float], last: tuple[float, float]) -> float:
+    """Tokens that take so long, on the line through two campaigns' tokens and seconds: a job also takes time to begin.
+
+    Through no tokens in no time and the last campaign, where more tokens took no longer.
+
+    >>> _tokens_in(100.0, (0.0, 0.0), (10.0, 160.0)), _tokens_in(100.0, (10.0, 160.0), (6.25, 122.5))
+    (6.25, 4.0)
+    """
+    if (last[0] - before[0]) * (last[1] - before[1]) <= 0.0:
+        before = 0.0, 0.0
+    return last[0] + (seconds - last[1]) * (last[0] - before[0]) / (last[1] - before[1])
 
 
 def rounded_down(value: float) -> float:

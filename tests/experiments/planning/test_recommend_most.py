@@ -83,6 +83,17 @@ def test_the_most_tokens_are_those_that_the_same_gpus_train_in_time_and_for_the_
     assert said.payload["target"] == {"tokens": None, "seconds": 3 * DAY_S, "days": 3.0, "usd": 5200.0}
 
 
+def test_a_small_sum_is_spent_although_a_job_takes_a_minute_to_begin() -> None:
+    """0.60 USD pay eight GPUs for 92 s, of which a start and the band leave few; 0.20 USD pay no step."""
+    best = recommend(small(), parse_goal("0.6 USD in 3 days"), keep_layout=True).best
+    assert best.surely_usd is not None
+    assert 0.97 * 0.6 < best.surely_usd <= 0.6
+    with pytest.raises(
+        InfeasibleError, match=r"money end before a step does.*\n.*a larger sum, a later date"
+    ):
+        recommend(small(), parse_goal("0.2 USD in 3 days"), keep_layout=True)
+
+
 def test_the_earliest_date_is_within_the_money_and_earlier_with_more() -> None:
     """A batch of 32 sequences has work for 32 ranks of two GPUs."""
     little, much = (
