@@ -195,13 +195,16 @@ class _StepBound:
         """The least over all group sizes.
 
         Between two sizes d < e that are looked at, attention takes at least d / e of its time on d ranks (its
-        rank-seconds only grow with the group), and linear work at least what it takes on e.
+        rank-seconds only grow with the group; where they do not all sizes are looked at), and linear work at least what
+        it takes on e.
         """
         problem, cost = self._problem, self._cost
         longest = int(problem.lengths.max())
         room = problem.capacity_tokens * max(1.0, cost.busiest_layers / RESIDENT_LAYERS)
         least = min(max(1, int(np.ceil(longest / room - 1e-9))), problem.most_ranks)
-        grid = size_grid(min(problem.most_ranks, max(longest, least)))
+        grid = size_grid(
+            min(problem.most_ranks, max(longest, least)), exact=not problem.work_grows_with_groups
+        )
         grid = grid[grid >= least] if least in grid else np.concatenate(([least], grid[grid > least]))
         before = np.concatenate((grid[:1], grid[:-1]))
         before = np.where(grid - before == 1, grid, before)  # nothing lies between

@@ -44,6 +44,9 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
     least = least_group(problem, long)
     stage_s, through_s = ideal.sequence_s(long, least)
     least_work_s = stage_s * least
+    if not problem.work_grows_with_groups:
+        stage_s, _ = ideal.sequence_s(long[:, None], every_size)
+        least_work_s = np.where(every_size < least[:, None], np.inf, stage_s * every_size).min(axis=1)
     bound_s = max((short_s + float(least_work_s.sum())) / problem.ranks, longest_s)
     too_slow = np.flatnonzero(through_s > bound_s)
     in_time_s = short_s + float(least_work_s.sum() - least_work_s[too_slow].sum())
@@ -72,7 +75,7 @@ class _LateGroup:
     through_s: Floats
     """Through all stages; infinite on fewer ranks than memory allows."""
     work_s: Floats
-    """No more than on this size or any between it and the one before."""
+    """No more than on this size, any larger one or any between it and the one before."""
 
     def work_by_s(self, step_s: float) -> float:
         """Work of the long sequences if all are through in *step_s*."""
@@ -88,13 +91,15 @@ def _late_groups(
 ) -> Iterator[_LateGroup]:
     """All sequences, with sizes up to the first that is in time for *bound_s*: no longer step needs a larger one.
 
-    Mostly that is one of the next few. Only of the others all sizes are looked at.
+    Mostly that is one of the next few. Only of the others all sizes are looked at, as of all sequences where a larger
+    group may take less work.
     """
-    sizes = size_grid(ideal.problem.most_ranks)
+    grows = ideal.problem.work_grows_with_groups
+    sizes = size_grid(ideal.problem.most_ranks, exact=not grows)
     exact = np.diff(sizes, prepend=0) == 1
     begin = np.maximum(np.searchsorted(sizes, least) - 1, 0)
     rest = np.arange(len(lengths))
-    for columns in (FIRST_SIZES, len(sizes)):
+    for columns in (FIRST_SIZES, len(sizes)) if grows else (len(sizes),):
         if not len(rest):
             return
         column = np.minimum(begin[rest, None] + np.arange(columns), len(sizes) - 1)
@@ -106,6 +111,8 @@ def _late_groups(
         # Work grows with the group: that of the next smaller size in the table is below that of any size between.
         before_s = np.concatenate((work_s[:, :1], work_s[:, :-1]), axis=1)
         work_s = np.where(exact[column], work_s, before_s)
+        if not grows:
+            work_s = np.minimum.accumulate(work_s[:, ::-1], axis=1)[:, ::-1]
         chosen = (through_s <= bound_s).any(axis=1) | (columns == len(sizes))
         yield _LateGroup(least_work_s[rest[chosen]], through_s[chosen], work_s[chosen])
         rest = rest[~chosen]

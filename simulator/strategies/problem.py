@@ -93,6 +93,14 @@ class PlanningProblem:
         return self.ranks if most is None else min(self.ranks, most)
 
     @property
+    def work_grows_with_groups(self) -> bool:
+        """Whether more ranks never take fewer rank-seconds for a sequence: not where each has whole heads (ulysses).
+
+        Of 8 heads one of 7 ranks has two, as of 4 ranks all have.
+        """
+        return self.cost.layout.context.kind != "ulysses"
+
+    @property
     def spread_reason(self) -> str:
         """Why no group has more than most_ranks; empty where all ranks may share a sequence."""
         if self.most_ranks == self.ranks:

@@ -77,9 +77,9 @@ def smallest_group(problem: PlanningProblem, lengths: Ints, limit_s: float, leas
     return np.asarray(size)
 
 
-def size_grid(ranks: int) -> Ints:
-    """Group sizes to look at: all up to EXACT_SIZES, then growing by SIZE_GROWTH, up to all *ranks*."""
-    sizes = list(range(1, min(EXACT_SIZES, ranks) + 1))
+def size_grid(ranks: int, *, exact: bool = False) -> Ints:
+    """Group sizes to look at: all up to EXACT_SIZES, then growing by SIZE_GROWTH, up to all *ranks*; *exact*: all."""
+    sizes = list(range(1, (ranks if exact else min(EXACT_SIZES, ranks)) + 1))
     while sizes[-1] < ranks:
         sizes.append(min(max(int(sizes[-1] * SIZE_GROWTH), sizes[-1] + 1), ranks))
     return np.array(sizes, dtype=np.int64)

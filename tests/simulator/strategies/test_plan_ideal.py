@@ -58,6 +58,20 @@ def test_no_plan_of_a_tiny_case_is_faster(ranks: int, lengths: list[int], cal: o
     assert plan_ideal_s(problem) >= (best_makespan_s(problem) - saved_s) / 4
 
 
+@pytest.mark.parametrize("need", [3, 5, 7])
+def test_of_whole_heads_a_larger_group_may_take_less_work(need: int):
+    """One of 7 ranks has 2 of 8 heads, as all of 4 ranks have: 8 ranks take less time and fewer rank-seconds."""
+    layout, capacity = Layout(cp_kind="ulysses"), 8192
+    setup = small_setup(layout=layout, capacity=capacity, context=need * capacity)
+    problem = problem_of(setup, [need * capacity] * 4)
+    assert problem.most_ranks == MODEL.heads
+    sizes = np.array([size for size in (4, 8) if size >= need])  # of 16 ranks: in one round or in two
+    rounds = 4 * sizes // problem.ranks
+    times_s = rounds * problem.sequence_s(np.full_like(sizes, need * capacity), sizes)
+    assert plan_ideal_s(problem) <= times_s.min() * (1 + 1e-9)
+    assert plan_ideal_s(problem) >= 0.8 * times_s.min()
+
+
 def bound(lengths: list[int], **changes: object) -> float:
     return plan_ideal_s(problem_of(small_setup(context=16384, **changes), lengths))  # type: ignore[arg-type]
 
