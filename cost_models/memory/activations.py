@@ -277,6 +277,7 @@ def norm_copies(model: Model, layout: Layout) -> float:
                                                out before its weight)
         6 (a + g) d / t  where queries and keys are normalised: nothing else keeps these inputs
 
+    Of frozen norms 2 less each, for only the gradient of the weight reads what it multiplies.
     Counted: norms by root mean squares.  Ignored: the root itself (4 B a token).
     Source: huggingface/transformers, models/llama/modeling_llama.py (LlamaRMSNorm.forward: to(float32), pow, times the
     root, to(input_dtype), times the weight), models/qwen3/modeling_qwen3.py (q_norm, k_norm); what autograd saves.
@@ -287,9 +288,9 @@ def norm_copies(model: Model, layout: Layout) -> float:
     norms = 1 if model.parallel_block else parts.blocks
     of_heads = model.qk_norm and parts.attention
     normalised = (model.heads + model.kv_heads) * model.head_dim * of_heads / layout.parallel.tp
-    return (
-        norms * FP32_BYTES * model.hidden / residual_shards(layout) + (FP32_BYTES + BF16_BYTES) * normalised
-    )
+    put_out = 0.0 if model.frozen else BF16_BYTES  # read for the gradient of its weight alone
+    stream = norms * model.hidden / residual_shards(layout)
+    return (FP32_BYTES - BF16_BYTES + put_out) * stream + (FP32_BYTES + put_out) * normalised
 
 
 def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:

@@ -59,6 +59,9 @@ def test_norms_in_32_bits_keep_their_input_and_what_they_normalised() -> None:
     assert more(LLAMA, Layout()) == 2 * 4 * 2048
     assert more(LLAMA, Layout(tp=4)) == 2 * 4 * 2048 / 4
     assert more(replace(LLAMA, qk_norm=True), Layout(tp=4)) == (2 * 4 * 2048 + 6 * 2 * 2048) / 4
+    # what a frozen weight multiplies is read by no gradient
+    frozen = replace(LLAMA, qk_norm=True, adapter_rank=8)
+    assert more(frozen, Layout(tp=4)) == (2 * 2 * 2048 + 4 * 2 * 2048) / 4
     assert more(replace(LLAMA, norm="layer"), Layout()) == 0.0
     assert more(LLAMA, Layout(), "full") == 0.0
 
