@@ -243,11 +243,15 @@ def _sharers(cost: MicroBatchCost, ranks: int) -> list[_Sharers]:
 
 
 def _ranks_and_copies(cost: MicroBatchCost, ranks: int) -> tuple[GroupShape, GroupShape]:
-    """GPUs that hold the same dense parameters, and those that hold the same experts."""
-    parallel = cost.layout.parallel
+    """GPUs that share dense parameters, and those that share experts: with shard_ranks those of one copy."""
+    layout, parallel = cost.layout, cost.layout.parallel
+    layout = layout.changed(shard_ranks=None) if layout.sharding.kind == "none" else layout
     copies = max(1, ranks * parallel.tp // parallel.expert_gpus)
-    dense = cost.collectives.group(ranks, stride=parallel.rank_stride)
-    return dense, cost.collectives.group(copies, stride=parallel.expert_gpus)
+    dense, experts = (
+        ShardGroups.of(layout, cost.collectives, members, stride).shard
+        for members, stride in ((ranks, parallel.rank_stride), (copies, parallel.expert_gpus))
+    )
+    return dense, experts
 
 
 @priced("gradient_sync")

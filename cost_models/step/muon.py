@@ -30,16 +30,16 @@ def muon_s(cost: MicroBatchCost, ranks: GroupShape, copies: GroupShape) -> Float
         X = a X + B X m x n products of m        beside them 2 B x (7 m m + 5 m n) / HBM
 
         owners  sum over matrices / ranks, at least the longest one; + what sharding does not already send
-        all     sum over matrices; + an all-gather of 2 B x weights where gradients are sharded
+        all     sum over matrices; + an all-gather of 2 B x weights where ranks have the sums of their shards alone
 
-    *ranks* share dense matrices, *copies* those of experts.
+    *ranks* share dense matrices, *copies* those of experts; with shard_ranks those that have one copy together.
     Counted: queries, keys, values, gate and up as matrices of their own; a GPU's part of a matrix that tensor
     parallelism cuts is made orthogonal by itself. Sent: zero3, an all-to-all of shards to the owner and one back;
     without sharding a gather of the new weights; zero1 and zero2 gather them anyway.
     Ignored: overlap of the two, matrices of unequal size on the owners, embedding and head (Adam's), the second moment
     of Adam, which these matrices do not have (optimizer_bytes says what the states are).
     Source: KellerJordan/Muon, muon.py (zeropower_via_newtonschulz5, steps=5; Muon.step: rank by rank, then all_gather);
-    microsoft/dion, muon.py (all-to-all of shards).
+    microsoft/dion, muon.py (all-to-all of shards; "For HSDP, provide the 1D sharded sub-mesh").
     """
     layout = cost.layout
     whole_s, longest_s, weights = np.zeros((3, 2, layout.parallel.pp))  # of dense matrices, of experts'
@@ -76,8 +76,7 @@ def _sent_s(volume: Floats, cost: MicroBatchCost, ranks: GroupShape) -> Floats:
     if ranks.ranks == 1:
         return nothing
     if sharding.muon == "all":
-        whole = sharding.kind in ("none", "zero1")
-        return nothing if whole else cost.collectives.all_gather_s(volume, ranks)
+        return nothing if sharding.all_reduces else cost.collectives.all_gather_s(volume, ranks)
     match sharding.kind:
         case "zero3":
             return 2.0 * cost.collectives.all_to_all_s(volume / ranks.ranks, ranks)

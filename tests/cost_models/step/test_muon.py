@@ -24,7 +24,9 @@ MATRICES = (
 
 
 def optimizer_s(muon: Muon, ranks: int = 16, slow: bool = False, **switches: object) -> float:
-    layout = Layout(muon=muon, **{"sharding": "zero1", **switches})  # type: ignore[arg-type]
+    """Every GPU has all sums of gradients unless said otherwise: nothing is sent for products."""
+    switches = {"sharding": "zero1", "gradient_all_reduce": True, **switches}
+    layout = Layout(muon=muon, **switches)  # type: ignore[arg-type]
     cluster = ideal_cluster(gpu=GPU) if slow else None
     return float(epilogue(ideal_cost(layout=layout, cluster=cluster), ranks, data_s=0.0).optimizer_s[0])
 
@@ -89,8 +91,8 @@ def test_owners_never_compute_more_than_all(ranks: int, sharding: ShardingKind, 
 def test_shards_and_weights_are_sent_where_sharding_does_not() -> None:
     cluster = replace(ideal_cluster(), node=catalog.node("hgx-h100"), nodes=2)
 
-    def added_s(muon: Muon, sharding: ShardingKind) -> float:
-        layouts = (Layout(muon=one, sharding=sharding) for one in (muon, "none"))
+    def added_s(muon: Muon, sharding: ShardingKind, **switches: bool) -> float:
+        layouts = (Layout(muon=one, sharding=sharding, **switches) for one in (muon, "none"))  # type: ignore[arg-type]
         more, adam = (
             float(epilogue(ideal_cost(layout=layout, cluster=cluster), 16, data_s=0.0).optimizer_s[0])
             for layout in layouts
@@ -101,3 +103,20 @@ def test_shards_and_weights_are_sent_where_sharding_does_not() -> None:
     assert added_s("owners", "none") > added_s("owners", "zero1")
     assert added_s("owners", "zero3") > added_s("owners", "zero1")
     assert added_s("all", "zero3") > added_s("all", "none")
+    assert added_s("all", "zero3") == pytest.approx(added_s("all", "zero1"))
+    assert added_s("all", "none") == pytest.approx(added_s("all", "zero1", gradient_all_reduce=True))
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_ranks_that_have_one_copy_together_share_its_matrices(sharding: ShardingKind) -> None:
+    """As many owners as shards, and nothing is sent beyond them: 8 of 16 ranks as 8 alone."""
+
+    def added_s(muon: Muon, ranks: int, **more: object) -> float:
+        of_muon, adam = (
+            optimizer_s(one, ranks, sharding=sharding, gradient_all_reduce=False, **more)
+            for one in (muon, "none")
+        )  # type: ignore[arg-type]
+        return of_muon - adam
+
+    for muon in ("owners", "all"):
+        assert added_s(muon, 16, shard_ranks=8) == pytest.approx(added_s(muon, 8))  # type: ignore[arg-type]
