@@ -236,7 +236,7 @@ class Setup(Checked):
     software_stated: bool = True
     """Whether somebody says what the training stack does, or switches stand as they usually do: bands of a guess are
     those of guesses; no time depends on it."""
-    set_by_software: tuple[str, ...] = ()
+    set_by_software: tuple[str, ...] = field(default=(), compare=False)
     """Fields that the software stack set, not the user: notes say so; no time depends on it."""
 
     def contradictions(self) -> tuple[tuple[str, str], ...]:

@@ -313,9 +313,9 @@ class Experts(Group):
     """The expert all-to-all of a micro-batch runs beside the compute of another."""
     kernels: ExpertKernels = switch("grouped", name="expert_kernels")
     """separate: the host launches one product (and cast) per expert on several streams (Transformer Engine); modules:
-    one MLP after the other, each writes into its part of a common output (Megatron-Core's SequentialMLP); indexed: one
-    MLP after the other, each takes its tokens out of all and adds to their outputs (transformers before release 5);
-    grouped: one kernel for all; fused: such kernels that clamp, weigh and add biases, too."""
+    one MLP after the other (Megatron-Core's SequentialMLP); indexed: the same, but each takes its tokens out of all and
+    adds to their outputs (transformers before release 5); grouped: one kernel for all; fused: such kernels that clamp,
+    weigh and add biases, too."""
     imbalance: Annotated[float, RANGES["expert_imbalance"]] | None = switch(
         None, name="expert_imbalance", none="auto", needs=(needs.BUSIEST,)
     )
