@@ -66,7 +66,7 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     yield (
         alone,
         "layout",
-        f"dp_overlap loss_average shard_ranks sum_every_micro_batch whole_gradients {of_gradients}",
+        f"dp_overlap loss_average shard_ranks sum_every_micro_batch {of_gradients}",
     )
     yield alone, "layout", "bucket_parameters gather_lists shard_copies reuse_parameters"
     yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
@@ -75,8 +75,6 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     copies = ranks * max(1.0, parallel.tp / parallel.expert_gpus if setup.model.experts else 1.0)
     few = layout.sharding.ranks is not None and layout.sharding.ranks >= copies
     yield f"there are only {ranks} ranks" if few else "", "layout", "shard_ranks"
-    frozen = setup.model.frozen and layout.sharding.kind != "zero3"
-    yield "the weights are frozen" if frozen else "", "layout", "gradient_accumulation"
     yield "the weights are frozen" if setup.model.frozen else "", "layout", "muon"
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
     yield early, "memory", "bucket_bytes"

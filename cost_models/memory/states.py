@@ -87,7 +87,8 @@ def state_bytes(
     own_type = level >= 3 and not overheads.sixteen_bit_shards  # shards, and so their gradients
     in_optimizer = own_type and not (moments_alone or model.frozen)
     of_shards = (2.0 if moments_alone else 4.0) if own_type else float(layout.precision.gradient_bytes)
-    whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 else 0.0
+    # of one rank the shards are the whole
+    whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 and reduced else 0.0
     summed = 0.0 if whole and overheads.gradients_freed else of_shards * spread(2)
     kept = 0.0 if in_optimizer else WEIGHT_BYTES
     return StateBytes(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from key_values import SWITCHES, VALUES
 
@@ -160,6 +160,14 @@ def mixtures(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(mixtures())
+@example(((*CASES["one rank"], "layout.sharding=zero3"), "layout.whole_gradients", "true"))
+@example(
+    (
+        (*CASES["one rank"], "model.adapter_rank=16", "layout.sharding=zero1"),
+        "layout.gradient_accumulation",
+        "separate",
+    )
+)
 def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], str, str]) -> None:
     assert not silent(*mixture)
 

@@ -171,6 +171,11 @@ def test_gradients_that_add_up_whole_take_their_bytes_beside_the_shards() -> Non
     assert several.gradients - one.gradients == pytest.approx(4 * parameters(model).total)
 
 
+def test_whole_gradients_of_one_rank_are_those_of_its_shard() -> None:
+    model, layout = catalog.model("llama-2-7b"), Layout(sharding="zero3", whole_gradients=True)
+    assert state_bytes(model, layout, 1, 0) == state_bytes(model, Layout(sharding="zero3"), 1, 0)
+
+
 @pytest.mark.parametrize(("summed_bytes", "optimizer", "of_shards"), [(4, 12, 4), (2, 12, 4), (4, 4, 2)])
 def test_gradients_of_freed_shards_come_when_whole_ones_go(
     summed_bytes: int, optimizer: int, of_shards: int
