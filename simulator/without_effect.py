@@ -204,8 +204,9 @@ def _of_hdp(options: StrategyOptions, name: str) -> Iterator[Rule]:
         yield f"{name}, which never balances", "strategy", "balancing"
     shaped = "" if options.of_bytescale else f"{name}, which is neither of ByteScale's algorithms"
     yield shaped, "strategy", "fixed_shape"
-    if options.name != "hdp-balance" or not (options.balancing and options.dynamic_groups):
-        why = name if options.name != "hdp-balance" else "balancing or dynamic_groups is false"
+    fills = options.name in ("hdp-balance", "hdp-opt")  # which also looks at plans of hdp-balance
+    if not (fills and options.balancing and options.dynamic_groups):
+        why = "balancing or dynamic_groups is false" if fills else name
         yield f"{why}, which fills no buckets", "strategy", "buckets delta mode"
     waits = options.name == "wlb-llm" and options.dynamic_groups
     yield "" if waits else f"{name}, in which no document waits", "strategy", "outlier_queues"

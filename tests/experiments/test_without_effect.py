@@ -168,6 +168,18 @@ def mixtures(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
         "separate",
     )
 )
+@example(
+    (
+        (
+            *CASES["balance"],
+            "layout.sharding=zero3",
+            "layout.sequence_parallel=false",
+            "layout.lean_gradients=true",
+        ),
+        "strategy.buckets",
+        "4",
+    )
+)
 def test_a_key_changes_any_answer_or_is_named(mixture: tuple[tuple[str, ...], str, str]) -> None:
     assert not silent(*mixture)
 
