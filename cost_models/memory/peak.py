@@ -18,7 +18,6 @@ from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,
-    layer_activations,
     layer_input_bytes,
     score_bytes_per_token,
     tensor_parallel_transients,
@@ -289,7 +288,7 @@ def _token_bytes(
     for kind in kinds_of(model):
         (of_kind, moe), seen = as_layer(model, kind), layout_of_kind(layout, kind)
         kept[kind] = activation_bytes_per_token_layer(of_kind, seen, moe=moe, overheads=overheads)
-        working[kind] = _working_bytes(of_kind, seen, kept[kind], moe=moe)
+        working[kind] = _working_bytes(of_kind, seen, kept[kind], moe=moe, overheads=overheads)
         if kind.attends:
             at_attention[kind] = bytes_at_attention(of_kind, seen, kept[kind], moe=moe)
     return _TokenBytes(
@@ -430,7 +429,9 @@ def _gradients_grow(job: _Job) -> bool:
     return job.overheads.gradients_freed and job.micro_batches == 1 and job.layout.parallel.pp == 1
 
 
-def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> float:
+def _working_bytes(
+    model: Model, layout: Layout, kept: float, *, moe: bool, overheads: MemoryOverheads
+) -> float:
     """While a layer of which that much was *kept* runs backward: its working set, and what is computed again.
 
     With full recomputation the layer's input too: what it kept is not what its forward reads again.
@@ -440,9 +441,11 @@ def _working_bytes(model: Model, layout: Layout, kept: float, *, moe: bool) -> f
         case "none":
             return working
         case "selective":
-            needed = activation_bytes_per_token_layer(model, layout, "none", moe=moe)
+            needed = activation_bytes_per_token_layer(model, layout, "none", moe=moe, overheads=overheads)
         case "full":
-            needed = layer_activations(model, layout, moe=moe).total + layer_input_bytes(model, layout)
+            needed = activation_bytes_per_token_layer(
+                model, layout, "none", moe=moe, overheads=overheads
+            ) + layer_input_bytes(model, layout)
         case _:
             assert_never(layout.recompute.kind)
     return working + max(0.0, needed - kept)

@@ -210,3 +210,14 @@ def test_rotary_tables_of_the_whole_sequence() -> None:
     kinds: tuple[RotaryTables, ...] = ("none", "shared", "layers")
     assert [rotary_table_bytes(model, kind, 32, 2**21) / 2**30 for kind in kinds] == [0.0, 1.0, 16.0]
     assert rotary_table_bytes(replace(model, learned_positions=2**21), "layers", 32, 2**21) == 0.0
+
+
+def test_a_layer_computed_again_has_the_copies_of_its_operations() -> None:
+    full = Layout(recompute="full").changed(pp=2)
+    eager, lean = (
+        memory_report(LLAMA, full, H100, 8, 8192, stage=0, overheads=MemoryOverheads(unfused_copies=copies))
+        for copies in (True, False)
+    )
+    assert eager.activations == lean.activations
+    copies = unfused_copies(LLAMA, full, moe=False)
+    assert eager.working_set - lean.working_set == pytest.approx(8192 * copies)
