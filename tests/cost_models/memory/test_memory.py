@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token
+from hdpsim.cost_models.memory.activations import head_activation_bytes_per_token, layer_activations
 from hdpsim.cost_models.memory.peak import (
     MemoryOverheads,
     activation_bytes_per_token_layer,
     kept_share,
-    layer_activations,
     memory_report,
     rank_capacity_tokens,
     state_bytes,
