@@ -55,6 +55,7 @@ READINGS = {
     "board_w",
     "stays_gathered",
     "tensor_boost",
+    "usual_modules",
     "usual_policies",
 }
 """What other code asks the rules for by name, beside fields of dataclasses."""
@@ -200,6 +201,27 @@ def test_a_year_that_no_shipped_record_has_gets_the_switches_of_its_stack() -> N
     assert of(framework="Megatron-SWIFT (Megatron-Core 0.12)", **swift)["etp"] == 4
     assert "etp" not in of(framework="Megatron-SWIFT (Megatron-Core 0.14)", **swift)
     assert of(framework="torchtitan", year=2027, cp=2)["cp_kind"] == "all-gather"
+
+
+def test_mixtures_of_many_experts_are_laid_out_as_the_guide_of_their_year_advises() -> None:
+    """Experts whole beside cut attention, dispatched by DeepEP between servers, graphs on racks."""
+
+    def of(**config: Any) -> dict[str, Any]:
+        many = {"framework": "Megatron-Core", "year": 2025, "n_experts": 128, "topk": 8, "tp": 2, "ep": 32}
+        return switches_of(Run(RunConfig(**{"gpu": "h100", "n_gpus": 256, **many, **config}))).layout
+
+    assert "etp" not in of()
+    assert of(year=2024)["etp"] == 2
+    assert of(n_experts=64)["etp"] == 2
+    assert of(notes="ETP 2")["etp"] == 2
+    assert of()["expert_dispatch"] == "fused"
+    assert "expert_dispatch" not in of(ep=8)  # within a server
+    assert "expert_dispatch" not in of(topk=2)
+    assert "expert_dispatch" not in of(notes="alltoall dispatcher")
+    assert "cuda_graphs" not in of()
+    racks = of(gpu="gb200")
+    assert (racks["cuda_graphs"], racks["cuda_graph_experts"]) == (True, False)
+    assert "cuda_graphs" not in of(gpu="gb200", notes="no graphs")
 
 
 @pytest.mark.parametrize(
