@@ -153,6 +153,7 @@ PARAMETERS: Mapping[str, Decorator | str | None] = {
     "plan.top": click.option("--top", type=click.IntRange(1, 100)),
     "recommend.target": click.option("--target", required=True, metavar="TEXT"),
     "recommend.confidence": click.option("--confidence", type=click.FloatRange(0.01, 0.99), metavar="P"),
+    "recommend.max_gpus": number_option("gpus", "--max-gpus"),
     "check_strategy.strategy": click.argument("strategy", metavar="MODULE:FUNCTION"),
     "check_strategy.scenario": "SCENARIO",
     "check_strategy.ranks": number_option("cp", "--ranks"),

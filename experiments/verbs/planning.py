@@ -149,6 +149,7 @@ def recommend(
     objective: Aim | None = None,
     confidence: float = 0.8,
     keep_layout: bool = False,
+    max_gpus: int | None = None,
     budget: str | float | None = "500 steps",
     batches: int | None = None,
     progress: Progress = quiet,
@@ -169,6 +170,7 @@ def recommend(
         objective: for tokens and a date the fewest `"gpus"`, or the cheapest (`"usd"`); default: gpus.
         confidence: probability with which date and budget have to be met; 0.5 is an even bet.
         keep_layout: search no layouts: only data parallelism grows.
+        max_gpus: as many as you can have, of each type; default: those of the largest cluster of the catalog, 24,576.
         budget: when to stop: after counted work (`"500 steps"`), with which every machine finds the same; after a time
             (`"60s"`), in which a faster one gets further; or none, to the end.
         batches: global batches to average a step over; default: execution.batches of the scenario.
@@ -193,6 +195,7 @@ def recommend(
         raise UserInputError(f"objective must be gpus or usd, got {objective!r}")
     if batches is not None:
         check_whole_number("batches", batches, "batches")
+    check_whole_number("max_gpus", max_gpus, "gpus")
     goal = parse_goal(target)
     if objective is not None and goal.wanted != "gpus":
         most = "the most tokens" if goal.wanted == "tokens" else "the earliest date"
@@ -217,6 +220,7 @@ def recommend(
             keep_layout=keep_layout,
             pinned=changes,
             budget=limit,
+            max_gpus=max_gpus,
             progress=shown,
         )
     return Result(document=recommend_document(found), scenario=found.best.scenario, found=found)

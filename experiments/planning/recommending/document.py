@@ -12,6 +12,7 @@ from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.statistics import estimate_json
 from hdpsim.experiments.studies.money import usd_words
 
+from .earlier_dates import DateForMoney
 from .goal import Goal
 from .recommend import Recommendation, TypeResult
 from .sizing import Offer
@@ -25,6 +26,7 @@ def recommend_document(found: Recommendation) -> Document:
     best, scenario = found.best, found.scenario
     candidates = [_type_json(result, found.goal) for result in found.types]
     table = _table(found)
+    dates = _dates_table(found) if len(found.dates) > 1 else None
     return Document(
         kind="recommend",
         head=f"{scenario.name}: {scenario.model.name}, {found.goal.words}",
@@ -36,13 +38,18 @@ def recommend_document(found: Recommendation) -> Document:
             **_offer_json(best),
             "candidates": candidates,
             "best": {**candidates[0], "scenario": best.scenario.document},
+            "max_gpus": found.most_gpus,
+            "dates": [
+                {**_offer_json(one.offer), "usd_per_day_earlier": one.usd_per_day} for one in found.dates
+            ],
         },
-        blocks=(_answer(found), table),
+        blocks=(_answer(found), table, *filter(None, (dates,))),
         notes=_notes(found),
         band=widest_band((best.band,)),
         files=files_of(
             "recommend",
-            {"recommended.yaml": best.scenario.to_yaml, "candidates.csv": lambda: table},
+            {"recommended.yaml": best.scenario.to_yaml, "candidates.csv": lambda: table}
+            | ({"dates.csv": lambda: dates} if dates else {}),
         ),
     )
 
@@ -126,6 +133,30 @@ def _table(found: Recommendation) -> Table[TypeResult]:
     return Table(title=f"{title}, by type of GPU", columns=columns, rows=found.types)
 
 
+def _at_the_limit(result: TypeResult) -> bool:
+    """Whether more GPUs than there are might be better: all of them are the fastest, and the money pays for them."""
+    sizing, offer = result.sizing, result.offer
+    if sizing is None or offer is None or not sizing.binds:
+        return False
+    return sizing.goal.tokens is not None or offer.gpus == sizing.most_blocks * sizing.block
+
+
+def _dates_table(found: Recommendation) -> Table[DateForMoney]:
+    """What an earlier date costs."""
+    several = len(found.types) > 1
+    columns: tuple[Column[DateForMoney], ...] = (
+        Column("gpus", lambda one: one.offer.gpus, heading="GPUs", format=","),
+        Column("gpu", lambda one: one.offer.scenario.cluster.gpu.name, heading="GPU", left=True, shown=several),
+        Column("days", lambda one: one.offer.days, format=".1f"),
+        Column("surely_days", lambda one: one.offer.surely_days, heading=f"days ({found.confidence:.0%} sure)",
+               format=".1f"),
+        Column("usd", lambda one: one.offer.usd, heading="USD", format=large_amount),
+        Column("usd_per_day_earlier", lambda one: one.usd_per_day, heading="USD for each day earlier",
+               format=large_amount),
+    )  # fmt: skip
+    return Table(title="What an earlier date costs, with the same layout", columns=columns, rows=found.dates)
+
+
 def _kwh(result: TypeResult) -> float | None:
     """What all GPUs, hosts, network and cooling take until the last token."""
     target = result.offer and result.offer.study.target
@@ -145,8 +176,11 @@ def _reason(result: TypeResult) -> str:
 def _notes(found: Recommendation) -> tuple[str, ...]:
     best, limits = found.best, found.goal.limits_named
     asked = f"GPUs meet {limits} if they do with a probability of {found.confidence:.0%} (--confidence)."
+    most = f"No more than {found.most_gpus:,} GPUs were tried (--max-gpus)."
+    bound = any(_at_the_limit(result) for result in found.types)
     return (
         asked,
+        *((most,) if bound and found.goal.wanted != "gpus" else ()),
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "
         f"{best.study.plan.seeds} runs of a campaign with failures, restarts and checkpoints (the keys campaign.*).",
         *dict.fromkeys(result.offer.study.costs.price.note for result in found.types if result.offer),

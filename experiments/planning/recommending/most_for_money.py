@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .sizing import CHEAPEST, MOST_GPUS
+from .sizing import CHEAPEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ def makes_most(sizing: Sizing, guess: int) -> Offer | None:
     Twice or half as many GPUs as the *guess*, again and again while that is better, then numbers in between: all in
     closed form. Whole campaigns are run on the best of them.
     """
-    best = _climbed(sizing, max(1, min(guess, MOST_GPUS) // sizing.block))
+    best = _climbed(sizing, max(1, min(guess, sizing.most) // sizing.block))
     offers: list[Offer] = []
     for gpus in _best_first(_between(sizing, best))[:MOST_CAMPAIGNS]:
         offer = sizing.offer(gpus)
@@ -92,7 +92,7 @@ def _climbed(sizing: Sizing, guess: int) -> int:
     best, most = guess, _worth(sizing, guess * sizing.block)
     for factor, least in ((2.0, ALIKE), (0.5, 1.0 / ALIKE)):
         blocks = int(guess * factor)
-        while 1 <= blocks <= MOST_GPUS // sizing.block:
+        while 1 <= blocks <= sizing.most_blocks:
             then = _worth(sizing, blocks * sizing.block)
             if then.kind > most.kind or (then.kind == most.kind and then.value > most.value * least):
                 best, most = blocks, max(then, most)
@@ -105,16 +105,17 @@ def _climbed(sizing: Sizing, guess: int) -> int:
 
 
 def _between(sizing: Sizing, blocks: int) -> dict[int, Worth]:
-    """What numbers of GPUs around the best are worth; with the one whose money is spent on the very date."""
+    """What numbers of GPUs around the best are worth; with the one whose money is spent on the very date, and all."""
     step = blocks * EIGHTH
-    worth = _all_worth(sizing, (blocks, *_spread(blocks, blocks / 2.0, blocks * 2.0, step)))
+    all_of_them = (sizing.most_blocks,) if sizing.most_blocks < 2 * blocks else ()
+    worth = _all_worth(sizing, (blocks, *all_of_them, *_spread(blocks, blocks / 2.0, blocks * 2.0, step)))
     worth |= _all_worth(sizing, _just_paid(sizing, worth))
     best = max(worth, key=lambda gpus: worth[gpus]) // sizing.block
     return worth | _all_worth(sizing, _spread(best, best - step, best + step, step / 4.0))
 
 
 def _all_worth(sizing: Sizing, blocks: Iterable[int]) -> dict[int, Worth]:
-    sizes = {one * sizing.block for one in blocks if 1 <= one <= MOST_GPUS // sizing.block}
+    sizes = {one * sizing.block for one in blocks if 1 <= one <= sizing.most_blocks}
     return {gpus: _worth(sizing, gpus) for gpus in sorted(sizes)}
 
 

@@ -31,7 +31,7 @@ def too_dear(offer: Offer, goal: Goal, confidence: float) -> str:
 
 
 def unreachable(
-    goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario
+    goal: Goal, confidence: float, types: Sequence[TypeResult], scenario: Scenario, most_gpus: int
 ) -> InfeasibleError:
     """Why the goal cannot be met, and what would have to change."""
     lines = [
@@ -47,6 +47,13 @@ def unreachable(
             f"  {result.gpu}: {gpus:,} GPUs are the fastest and need {duration(seconds)} for that, which is "
             f"{large_amount(tokens)} tokens in {goal.time} ({result.layout})"
         )
+    bound = [
+        result
+        for result in types
+        if result.sizing is not None and result.sizing.binds and result.dear is None
+    ]
+    if bound:
+        lines.append(f"No more than {most_gpus:,} GPUs were tried (--max-gpus)")
     reached = [result.fastest for result in types if result.fastest]
     dear = [result.dear for result in types if result.dear]
     if dear:

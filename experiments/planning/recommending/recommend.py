@@ -21,10 +21,11 @@ from hdpsim.experiments.planning.search.space import ANY_GPUS, Candidate, server
 from hdpsim.experiments.scenario.overrides import parse_override
 from hdpsim.experiments.studies.money import mean_price
 
+from .earlier_dates import DateForMoney, dates_for_money, fewer_gpus
 from .goal import USUAL_CONFIDENCE
 from .most_for_money import makes_most
 from .reasons import too_dear, unreachable
-from .sizing import MOST_GPUS, NEAR, Offer, Sizing, block_of
+from .sizing import NEAR, Offer, Sizing, block_of
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster
@@ -75,6 +76,7 @@ class TypeResult:
         fastest: where none meets the goal, the number of GPUs that takes least, and its seconds with the confidence.
         looked_at: numbers of GPUs on which a step was simulated.
         complete: whether every layout was looked at on every number of GPUs that was searched, and all were searched.
+        sizing: of the layout; None where none fits.
     """
 
     gpu: str
@@ -85,6 +87,7 @@ class TypeResult:
     fastest: tuple[int, float] | None = None
     looked_at: int = 0
     complete: bool = True
+    sizing: Sizing | None = None
 
 
 class _Tried(NamedTuple):
@@ -101,6 +104,8 @@ class Recommendation:
 
     Attributes:
         aim: what makes an offer the best: the fewest GPUs, the least money, the most tokens, the earliest date.
+        most_gpus: that were tried at most.
+        dates: where the earliest date was looked for, what others cost, the latest first.
     """
 
     scenario: Scenario
@@ -108,6 +113,8 @@ class Recommendation:
     aim: Best
     confidence: float
     types: tuple[TypeResult, ...] = field(default_factory=tuple)
+    most_gpus: int = 0
+    dates: tuple[DateForMoney, ...] = ()
 
     @property
     def best(self) -> Offer:
@@ -126,6 +133,7 @@ def recommend(
     keep_layout: bool = False,
     pinned: Overrides = (),
     budget: Budget = NO_LIMIT,
+    max_gpus: int | None = None,
     progress: Progress = lambda done, total, words: None,
 ) -> Recommendation:
     """Find the GPUs that meet a goal.
@@ -139,6 +147,7 @@ def recommend(
         keep_layout: only data parallelism grows; else layouts are searched.
         pinned: ``key=value`` changes that were made to the scenario: their keys are not searched.
         budget: how far the searches for layouts go, all together.
+        max_gpus: GPUs that can be had, idle ones of racks included; default: see largest_cluster.
         progress: told which type is looked at.
 
     Raises:
@@ -147,6 +156,7 @@ def recommend(
     names = tuple(catalog.gpu(name).name for name in gpu_types) or (scenario.cluster.gpu.name,)
     best: Best = aim if goal.wanted == "gpus" else goal.wanted
     known = [parse_override(text)[0] for text in pinned]
+    most = max_gpus or largest_cluster(scenario)
     types = []
     for number, name in enumerate(names):
         progress(number, len(names), name)
@@ -155,7 +165,7 @@ def recommend(
             _answer(
                 _OneType(
                     scenario=scenario, goal=goal, aim=best, confidence=confidence, pinned=pinned, gpu=name,
-                    site=server, budget=budget.part(1.0 / len(names) / len(servers)),
+                    site=server, max_gpus=most, budget=budget.part(1.0 / len(names) / len(servers)),
                 ),
                 keep_layout, alone=len(names) == len(servers) == 1,
             )
@@ -165,8 +175,19 @@ def recommend(
     progress(len(names), len(names), "")
     types.sort(key=lambda result: _rank(result.offer or result.dear, best))
     if types[0].offer is None:
-        raise unreachable(goal, confidence, types, scenario)
-    return Recommendation(scenario=scenario, goal=goal, aim=best, confidence=confidence, types=tuple(types))
+        raise unreachable(goal, confidence, types, scenario, most)
+    dates = [] if best != "days" else dates_for_money(
+        offer for one in types if one.offer and one.sizing for offer in fewer_gpus(one.sizing, one.offer)
+    )  # fmt: skip
+    return Recommendation(
+        scenario=scenario, goal=goal, aim=best, confidence=confidence, types=tuple(types), most_gpus=most,
+        dates=tuple(dates),
+    )  # fmt: skip
+
+
+def largest_cluster(scenario: Scenario) -> int:
+    """As many GPUs as the largest cluster of the catalog has, or the scenario's own: nobody is known to rent more."""
+    return max(scenario.cluster.gpus, *(catalog.cluster(name).gpus for name in catalog.names("cluster")))
 
 
 def _answer(one: _OneType, keep_layout: bool, *, alone: bool) -> TypeResult:
@@ -211,6 +232,7 @@ class _OneType:
     pinned: Overrides
     gpu: str
     site: tuple[tuple[str, object], ...]
+    max_gpus: int
     budget: Budget
 
     def kept(self) -> TypeResult:
@@ -226,7 +248,7 @@ class _OneType:
         gpus, first = self._first_layouts()
         found, complete = first.best, first.complete
         if not found:
-            return TypeResult(gpu=self.gpu, reason=f"no layout fits up to {gpus:,} GPUs")
+            return TypeResult(gpu=self.gpu, reason=f"no layout fits {gpus:,} GPUs or fewer")
         tried: dict[Candidate, _Tried] = {}
         searched = {gpus}
         for number in range(ROUNDS):
@@ -293,11 +315,12 @@ class _OneType:
             return None
         if self.goal.tokens is None:
             cluster = chosen.offer.scenario.cluster
-            servers = int(self._paid(cluster)) // cluster.node.gpus
+            servers = int(min(self._paid(cluster), self._most)) // cluster.node.gpus
             paid = max(1, servers) * cluster.node.gpus
             return None if paid in searched else paid
         if self.goal.seconds is None:
-            return 2 * now if 2 * now <= MOST_GPUS and 2 * now not in searched else None
+            more = min(2 * now, self._most // self._server_gpus * self._server_gpus)
+            return more if more > now and more not in searched else None
         server = chosen.offer.scenario.cluster.node.gpus
         work = now * chosen.sizing.about_s(now) / self.goal.seconds
         expected = max(1, math.ceil(work / NEAR / server)) * server
@@ -310,12 +333,14 @@ class _OneType:
     ) -> TypeResult:
         fastest = sizing.fastest()
         reason = "" if offer else _NEVER[self.goal.wanted] if fastest else "the layout cannot run"
+        if sizing.block > self._most:
+            reason = f"the layout takes {sizing.block:,} GPUs at least, more than --max-gpus {self.max_gpus}"
         dear = None if offer is None or offer.within else offer
         if dear:
             reason = too_dear(dear, self.goal, self.confidence)
         return TypeResult(
             gpu=self.gpu, offer=None if dear else offer, dear=dear, layout=layout, reason=reason, fastest=fastest,
-            looked_at=sizing.looked_at, complete=complete,
+            looked_at=sizing.looked_at, complete=complete, sizing=sizing,
         )  # fmt: skip
 
     def _offer(self, sizing: Sizing, guess: int) -> Offer | None:
@@ -324,6 +349,8 @@ class _OneType:
         The cheapest are looked for as well where the fewest are too dear. Without tokens or a date it is the number
         that makes most of the money.
         """
+        if not sizing.most_blocks:
+            return None
         if self.goal.wanted != "gpus":
             return makes_most(sizing, guess)
         fewest = sizing.fewest(guess)
@@ -347,8 +374,18 @@ class _OneType:
             goal=self.goal,
             confidence=self.confidence,
             block=block,
+            most=self._most,
             headroom=headroom,
         )
+
+    @property
+    def _most(self) -> int:
+        """GPUs that train, of as many as can be had: in racks some are idle."""
+        site = dict(self.site)
+        gpus = self._server_gpus
+        own = 0 if "cluster.node" in site else self.scenario.cluster.node.idle_gpus
+        idle = int(str(site.get("cluster.node.idle_gpus", own)))
+        return self.max_gpus // (gpus + idle) * gpus
 
     @property
     def _server_gpus(self) -> int:
@@ -391,7 +428,7 @@ class _OneType:
             flop = sequence_model_flop(self.scenario.model, lengths, causal=True) / tokens
             gpus = self.goal.tokens / self.goal.seconds * flop / (USUAL_MFU * cluster.gpu.bf16_flop_per_s)
         servers = 1
-        while servers * cluster.node.gpus < min(gpus, MOST_GPUS / 2, tokens / FEW_TOKENS):
+        while servers * cluster.node.gpus < min(gpus, self._most / 2, tokens / FEW_TOKENS):
             servers *= 2
         return servers * cluster.node.gpus
 
@@ -411,7 +448,7 @@ class _OneType:
         gpus = self._guess()
         found = self._layouts(gpus)
         for _ in range(MOST_DOUBLINGS - 1):
-            if found.best:
+            if found.best or 2 * gpus > self._most:
                 break
             gpus *= 2
             found = self._layouts(gpus)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario
 
-MOST_GPUS = 262_144
 NEIGHBOURS = 3
 """Numbers of GPUs next to the one that bisection finds, in blocks, that are looked at as well."""
 NEAR = 1.03
@@ -127,6 +126,7 @@ class Sizing:
         goal: what has to be met.
         confidence: the probability of meeting it that is asked for.
         block: GPUs must be a multiple of it.
+        most: GPUs that there are at most.
         headroom: over what is predicted, a share of it, for which memory must suffice.
     """
 
@@ -134,10 +134,16 @@ class Sizing:
     goal: Goal
     confidence: float
     block: int
+    most: int
     headroom: float = 0.0
     _rates: dict[int, float] = field(default_factory=dict)
     _plans: dict[int, tuple[Scenario, CampaignPlan]] = field(default_factory=dict)
     _offers: dict[int, Offer | None] = field(default_factory=dict)
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that there are at most."""
+        return self.most // self.block
 
     def about_s(self, gpus: int) -> float:
         """Seconds to the last token of the goal in closed form, with the confidence asked for; infinite: never."""
@@ -147,13 +153,15 @@ class Sizing:
     def rate(self, gpus: int) -> float:
         """Tokens a second in closed form, failures included, with the confidence asked for.
 
-        0 where it cannot run, or leaves less headroom than is asked for.
+        0 where there are not so many GPUs, where it cannot run, or leaves less headroom than is asked for.
         """
         if gpus not in self._rates:
             self._rates[gpus] = self._closed_form(gpus)
         return self._rates[gpus]
 
     def _closed_form(self, gpus: int) -> float:
+        if gpus > self.most:
+            return 0.0
         try:
             scenario = self.at(gpus)
             plan = plan_campaign(scenario)
@@ -240,12 +248,12 @@ class Sizing:
         Bisection over multiples of the block with the closed form, which falls with the number of GPUs as good as
         always; then whole campaigns on the number found and on its neighbours.
         """
-        blocks = self._bisected(max(1, guess // self.block))
+        blocks = self._bisected(max(1, min(guess, self.most) // self.block))
         if blocks is None:
             return None
         while not self.meets(self.offer(blocks * self.block)):
             blocks += 1
-            if blocks * self.block > MOST_GPUS or self.about_s(blocks * self.block) > 2.0 * self.goal.until_s:
+            if blocks > self.most_blocks or self.about_s(blocks * self.block) > 2.0 * self.goal.until_s:
                 return None
         missed = 0
         best = blocks
@@ -261,7 +269,7 @@ class Sizing:
     def cheapest(self, fewest: int) -> list[int]:
         """Of the numbers up to twice the *fewest*, about SIZES of them and round ones, those that cost least."""
         step = self.block * max(1, 2 ** math.ceil(math.log2(fewest / self.block / SIZES)))
-        sizes = range(fewest // step * step + step, 2 * fewest + 1, step)
+        sizes = range(fewest // step * step + step, min(2 * fewest, self.most) + 1, step)
         return sorted(sizes, key=lambda gpus: gpus * self.about_s(gpus))[:CHEAPEST]
 
     def _bisected(self, guess: int) -> int | None:
@@ -277,7 +285,7 @@ class Sizing:
                     low, high = 0, self._fewer(guess)
                     break
                 factor = 2.0
-            high, doubled = math.ceil(high * factor), True
+            high, doubled = min(math.ceil(high * factor), self.most_blocks), True
         if not high:
             return None
         while not low and high > 1:
@@ -301,12 +309,13 @@ class Sizing:
         return self.about_s(blocks * self.block) <= self.goal.until_s
 
     def _grows(self, blocks: int) -> bool:
-        """Whether twice as many GPUs are worth a try: there are so many, and they are faster or the first that run."""
-        gpus = blocks * self.block
-        if 2 * gpus > MOST_GPUS:
+        """Whether twice as many GPUs, or all there are, are worth a try: they are faster, or the first that run."""
+        more = min(2 * blocks, self.most_blocks)
+        if more <= blocks:
             return False
-        now_s = self.about_s(gpus)
-        return math.isinf(now_s) or self.about_s(2 * gpus) * WORTH_DOUBLING <= now_s
+        now_s = self.about_s(blocks * self.block)
+        gain = WORTH_DOUBLING ** math.log2(more / blocks)
+        return math.isinf(now_s) or self.about_s(more * self.block) * gain <= now_s
 
     @property
     def looked_at(self) -> int:
@@ -317,6 +326,12 @@ class Sizing:
         """The number of GPUs that takes least among those looked at, and its seconds; None where none runs."""
         runs = [(self.about_s(gpus), gpus) for gpus, rate in self._rates.items() if rate]
         return min(runs)[::-1] if runs else None
+
+    @property
+    def binds(self) -> bool:
+        """Whether all GPUs that there are, in whole blocks, are the fastest: more of them might be faster."""
+        fastest = self.fastest()
+        return fastest is not None and fastest[0] == self.most_blocks * self.block
 
     def offers(self) -> Iterator[Offer]:
         """Every offer that meets the date."""

@@ -207,9 +207,14 @@ class Known(Sizing):
         return bool(offer.seconds <= self.goal.seconds)
 
 
-def fewest(goal_s: float, guess: int, **times: Any) -> int | None:
+def fewest(goal_s: float, guess: int, most: int = 2**18, **times: Any) -> int | None:
     sizing = Known(
-        at=lambda gpus: training(), goal=Goal(tokens=1e9, seconds=goal_s), confidence=0.8, block=8, **times
+        at=lambda gpus: training(),
+        goal=Goal(tokens=1e9, seconds=goal_s),
+        confidence=0.8,
+        block=8,
+        most=most,
+        **times,
     )
     found = sizing.fewest(guess)
     return found and found.gpus
@@ -236,7 +241,7 @@ def test_the_cheapest_are_looked_for_up_to_twice_the_fewest() -> None:
     """688 GPUs take 6 rounds, the last one for few: 4,128 GPU-rounds. 1,024 take 4 full ones: 4,096."""
     times = {"rounds_s": 1.0, "traffic_s": 0.0, "least": 8}
     goal = Goal(tokens=1e9, seconds=6.0)
-    sizing = Known(at=lambda gpus: training(), goal=goal, confidence=0.8, block=8, **times)  # type: ignore[arg-type]
+    sizing = Known(at=lambda gpus: training(), goal=goal, confidence=0.8, block=8, most=2**18, **times)  # type: ignore[arg-type]
     assert sizing.cheapest(688)[0] == 1024
     assert set(sizing.cheapest(8)) == {16}
 
@@ -245,7 +250,7 @@ def test_the_cheapest_are_looked_for_up_to_twice_the_fewest() -> None:
 def test_a_search_has_steps_enough_or_none(steps: float) -> None:
     one = _OneType(
         scenario=cast("Scenario", None), goal=Goal(tokens=1e9, seconds=6.0), aim="gpus", confidence=0.8,
-        pinned=(), gpu="", site=(), budget=Budget(steps=steps),
+        pinned=(), gpu="", site=(), max_gpus=2**18, budget=Budget(steps=steps),
     )  # fmt: skip
     assert sum(one._shares) == pytest.approx(1.0)
     assert all(share * steps >= LEAST_STEPS for share in one._shares[1:])
@@ -254,6 +259,16 @@ def test_a_search_has_steps_enough_or_none(steps: float) -> None:
 def test_fewer_gpus_are_found_where_the_first_number_is_too_many() -> None:
     """1,024 GPUs take 4 + 10.24 s and 2,048 no less; 512 take 8 + 5.12 s, 504 already 9 + 5.04 s."""
     assert fewest(13.5, 1024, rounds_s=1.0, traffic_s=0.01, least=8) == 512
+
+
+@settings(max_examples=30)
+@given(goal_s=st.floats(10.0, 500.0), guess=st.integers(8, 8192), most=st.integers(8, 2000))
+def test_no_more_gpus_are_used_than_can_be_had(goal_s: float, guess: int, most: int) -> None:
+    """A number that is no power of two blocks is reached, too."""
+    expected = next(
+        (n for n in range(8, most + 1, 8) if math.ceil(512 / (n // 8)) + n * 1e-3 <= goal_s), None
+    )
+    assert fewest(goal_s, guess, most, rounds_s=1.0, traffic_s=1e-3, least=8) == expected
 
 
 def run(path: Path, *arguments: str) -> Result:

@@ -70,7 +70,7 @@ def test_money_is_an_earlier_end() -> None:
     """At 2.95 USD an hour 16 GPUs spend 47.20 USD an hour: 4,720 USD last 100 hours."""
 
     def sizing(target: str) -> Sizing:
-        known = Sizing(at=lambda gpus: small(), goal=parse_goal(target), confidence=0.8, block=8)
+        known = Sizing(at=lambda gpus: small(), goal=parse_goal(target), confidence=0.8, block=8, most=2**18)
         assert known.rate(16) > 0.0
         return known
 
@@ -181,9 +181,9 @@ def answer(seconds: float, usd: float | None, aim: Aim) -> Any:
     goal = Goal(tokens=1e9, seconds=seconds, usd=usd)
     one = _OneType(
         scenario=cast("Scenario", None), goal=goal, aim=aim, confidence=0.8, pinned=(), gpu="", site=(),
-        budget=NO_LIMIT,
+        max_gpus=2**18, budget=NO_LIMIT,
     )  # fmt: skip
-    return one._offer(Known(at=lambda gpus: small(), goal=goal, confidence=0.8, block=8), 64)
+    return one._offer(Known(at=lambda gpus: small(), goal=goal, confidence=0.8, block=8, most=2**18), 64)
 
 
 def test_more_gpus_are_taken_where_the_fewest_are_too_dear() -> None:

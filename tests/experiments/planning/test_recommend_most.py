@@ -117,7 +117,7 @@ def test_layouts_are_searched_on_as_many_gpus_as_the_money_pays_until_the_date()
     """5,200 USD pay 24.5 GPUs at 2.95 USD an hour for 72 hours: three servers."""
     one = _OneType(
         scenario=small(), goal=parse_goal("5200 USD in 3 days"), aim="tokens", confidence=0.8, pinned=(), gpu="",
-        site=(), budget=NO_LIMIT,
+        site=(), max_gpus=2**18, budget=NO_LIMIT,
     )  # fmt: skip
     offer = SimpleNamespace(gpus=64, within=True, usd=1.0, tokens=1e9, scenario=small("gpus=64"))
     tried: Any = (SimpleNamespace(offer=offer),)
@@ -182,7 +182,13 @@ def test_no_number_of_gpus_makes_much_more_of_the_money(
     """Against all numbers up to 8,192."""
     goal = Goal(tokens=usd / 32.0, usd=usd) if tokens else Goal(seconds=seconds, usd=usd)
     sizing = Known(
-        at=lambda gpus: small(), goal=goal, confidence=0.8, block=8, traffic_s=traffic_s, least=least
+        at=lambda gpus: small(),
+        goal=goal,
+        confidence=0.8,
+        block=8,
+        most=2**18,
+        traffic_s=traffic_s,
+        least=least,
     )
     offers = [sizing.offer(gpus) for gpus in range(least, 8193, 8)]
     best = makes_most(sizing, guess)
@@ -204,9 +210,38 @@ def test_more_gpus_are_not_paid_for_what_is_alike() -> None:
         goal=Goal(tokens=512.0, usd=1e6),
         confidence=0.8,
         block=8,
+        most=2**18,
         traffic_s=0.0,
         least=8,
     )
     best = makes_most(sizing, 8192)
     assert best is not None
     assert best.gpus == 4096
+
+
+def test_an_earlier_date_has_a_price_and_an_end() -> None:
+    """Of 45 GPUs five servers can be used; each row costs what it is dearer over the days that it is earlier."""
+    goal = parse_goal("200B tokens for 50K USD")
+    found = recommend(small(), goal, keep_layout=True, max_gpus=45)
+    assert found.best.gpus == 40
+    assert [one.offer.gpus for one in found.dates] == [8, 16, 40]
+    later, earlier = (one.offer for one in found.dates[-2:])
+    assert later.usd is not None
+    assert earlier.usd is not None
+    price = (earlier.usd - later.usd) / (later.days - earlier.days)
+    assert found.dates[-1].usd_per_day == pytest.approx(price)
+    said = recommend_document(found)
+    assert "What an earlier date costs" in said.text()
+    assert "No more than 45 GPUs were tried (--max-gpus)" in said.text()
+    with pytest.raises(InfeasibleError, match=r"No more than 8 GPUs were tried \(--max-gpus\)"):
+        recommend(small(), parse_goal("200B tokens in 1 day"), keep_layout=True, max_gpus=8)
+    with pytest.raises(InfeasibleError, match="takes 8 GPUs at least, more than --max-gpus 4"):
+        recommend(small(), goal, keep_layout=True, max_gpus=4)
+
+
+def test_idle_gpus_of_racks_count_as_gpus_that_one_has() -> None:
+    one = _OneType(
+        scenario=small(), goal=parse_goal("5200 USD in 3 days"), aim="tokens", confidence=0.8, pinned=(), gpu="",
+        site=(("cluster.node.gpus", 64), ("cluster.node.idle_gpus", 8)), max_gpus=200, budget=NO_LIMIT,
+    )  # fmt: skip
+    assert one._most == 128
