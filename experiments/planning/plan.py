@@ -453,6 +453,7 @@ def remarks(scenario: Scenario, found: SearchResult) -> tuple[str, ...]:
         lines.append(
             "Jitter (execution.jitter, node_jitter, step_jitter) has no lower bound: nothing was pruned by one."
         )
-    lines.append(mean_price(found.best[0].setup.cluster, scenario.costs).note)
+    clusters = (found.best[0].setup.cluster, *found.asked)
+    lines += dict.fromkeys(mean_price(cluster, scenario.costs).note for cluster in clusters)
     lines.append(f"How far off predictions of such runs were: {band_of(scenario, found.best[0]).note}")
     return tuple(lines)

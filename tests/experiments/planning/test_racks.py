@@ -64,6 +64,8 @@ def test_types_on_which_the_scenario_cannot_run_are_left_out_of_a_plan() -> None
     assert "Left out: cluster.node=nvl72-gb200: " in text
     assert data["best"]["gpu"] == "h100-80gb"
     assert "On 16 x a100-80gb " in text
+    assert "USD an hour for each h100-80gb" in text
+    assert "USD an hour for each a100-80gb" in text
 
 
 def test_a_plan_for_no_cluster_that_can_run_says_why() -> None:
