@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.errors import HdpSimError
 from hdpsim.simulator.planning import plan_batch, planning_problem, settled_degree

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.hardware.mixed_cluster import MixedCluster
 from hdpsim.cost_models.layout_checks import check_mixed, rank_kinds
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.reading.checked import expect
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost
 from hdpsim.cost_models.step.mixed_nodes import MixedCost

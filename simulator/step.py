@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from numpy.typing import ArrayLike
 
 from hdpsim.arrays import Floats
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.step.step_costs import StepCosts
 from hdpsim.cost_models.transformer.flop import sequence_model_flop
 from hdpsim.simulator.plan import Plan

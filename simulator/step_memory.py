@@ -16,7 +16,8 @@ from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout_checks import rank_kinds
 from hdpsim.cost_models.memory.activations import rotary_table_bytes, usual_activation_bytes
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.peak import MemoryReport, memory_report, rank_capacity_tokens, refill_s
+from hdpsim.cost_models.memory.peak import memory_report, rank_capacity_tokens, refill_s
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.memory.shared_sequences import grows_with_groups
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.step.micro_batch_cost import MicroBatchCost

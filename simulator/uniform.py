@@ -16,7 +16,7 @@ import numpy as np
 from hdpsim.arrays import Floats, Ints
 from hdpsim.cost_models.layer.micro_batches import MicroBatches
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.network.fabric import FabricModel
 from hdpsim.cost_models.tracing import shared
 from hdpsim.errors import InfeasibleError

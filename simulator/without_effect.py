@@ -15,7 +15,7 @@ from dataclasses import replace
 from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.layout.switches import parts_of_text
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.transformer.layers import kinds_of
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import stage_contents

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 from operator import ge
 from typing import NamedTuple, assert_never
@@ -24,6 +23,7 @@ from hdpsim.cost_models.memory.activations import (
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.memory.shared_sequences import (
     bytes_at_attention,
     gathered_bytes_per_token,
@@ -40,104 +40,7 @@ from hdpsim.cost_models.transformer.stages import in_flight_passes
 from hdpsim.errors import InfeasibleError, OutOfMemoryError
 
 CAPACITY_STEP_TOKENS = 128  # a capacity is a multiple of this per GPU: the tile of attention kernels
-_PARTS = (
-    "weights", "gradients", "optimizer", "gathered", "activations", "head", "working_set", "communication",
-    "context", "fragmentation",
-)  # fmt: skip
-_GIB = 2.0**30
 WARM_UP_LAG = 2  # micro-batches a pipeline's host does not run ahead by: the one at work and the next
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReport:
-    """Peak memory of each GPU of one pipeline stage, by part (bytes).
-
-    Attributes:
-        stage: the pipeline stage.
-        tokens_per_rank: tokens of a micro-batch on one rank (its whole TP group).
-        weights, gradients, optimizer, gathered: the states (see StateBytes); gradients that grow while activations go
-            (MemoryOverheads.gradients_freed) as far as they exceed activations and head.
-        activations: kept by all micro-batches in flight, without what is offloaded.
-        head: final norm, logits and loss (last stage).
-        working_set: gradients and gathered inputs of the layer at work and ring buffers, as far as they exceed the
-            head's buffers (which are free again before the layers run backward); or the steps of a ring, where its
-            forward keeps them all and needs more; rotary tables of layers of their own.
-        communication: NCCL buffers.
-        context: CUDA context and libraries.
-        update: staging of the optimizer step as far as it exceeds what activations and buffers took before.
-        fragmentation: allocator loss.
-        host_bytes: offloaded activations and optimizer states in host memory, of this GPU.
-        capacity_bytes: what the GPU has.
-        host_capacity_bytes: this GPU's share of the host memory.
-        run_ahead: tensors that wait for a communication stream while the host runs ahead. They are no part of the
-            total: an allocator short of memory waits for them and reuses their blocks.
-    """
-
-    stage: int
-    tokens_per_rank: int
-    weights: float
-    gradients: float
-    optimizer: float
-    gathered: float
-    activations: float
-    head: float
-    working_set: float
-    communication: float
-    context: float
-    fragmentation: float
-    host_bytes: float
-    capacity_bytes: float
-    host_capacity_bytes: float
-    update: float = 0.0
-    run_ahead: float = 0.0
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The parts of GPU memory by name; they sum to total_bytes."""
-        by_name = {name: getattr(self, name) for name in _PARTS}
-        return {**by_name, "update": self.update} if self.update else by_name
-
-    def largest_parts(self, most: int = 4) -> str:
-        """The largest parts in GiB: `activations 41.9, optimizer 6.2, weights 4.1`."""
-        return largest_parts(self.parts, most)
-
-    @property
-    def state_bytes(self) -> float:
-        """What a GPU keeps however few tokens it gets: weights, gradients, optimizer states, gathered weights."""
-        return self.weights + self.gradients + self.optimizer + self.gathered
-
-    @property
-    def total_bytes(self) -> float:
-        """Peak GPU memory: all parts."""
-        return sum(self.parts.values())
-
-    @property
-    def allocated_bytes(self) -> float:
-        """Peak of the framework's tensors (PyTorch: max_memory_allocated)."""
-        return self.total_bytes - self.communication - self.context - self.fragmentation
-
-    @property
-    def reserved_bytes(self) -> float:
-        """Peak of what the framework's allocator takes from the GPU (PyTorch: max_memory_reserved)."""
-        outside = self.communication + self.context
-        most = max(self.capacity_bytes, self.total_bytes) - outside
-        return min(self.total_bytes - outside + self.run_ahead, most)
-
-    @property
-    def fits(self) -> bool:
-        """Whether GPU and host memory suffice."""
-        return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
-
-    def is_tight(self, headroom: float) -> bool:
-        """Whether the GPU's memory would not suffice for what is predicted and a share *headroom* of it."""
-        return self.total_bytes * (1.0 + headroom) > self.capacity_bytes
-
-
-def largest_parts(parts: Mapping[str, float], most: int = 4) -> str:
-    """The largest parts of a memory in GiB, such as `activations 41.9, optimizer 6.2, weights 4.1`."""
-    largest = [(size / _GIB, name.replace("_", " ")) for name, size in parts.items()]
-    largest.sort(key=lambda part: -part[0])
-    return ", ".join(f"{name} {size:.1f}" for size, name in largest[:most] if size >= 0.05)
 
 
 def kept_share(layers: int, offload_ratio: float) -> float:

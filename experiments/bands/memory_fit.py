@@ -21,7 +21,7 @@ from hdpsim.cost_models.reading.shipped import shipped
 from hdpsim.yaml_loader import load_yaml
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
 
 _MARGINS = "experiments/data/memory_margin.yaml"
 

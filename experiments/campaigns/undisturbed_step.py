@@ -14,7 +14,7 @@ from hdpsim.experiments.studies.comparing.compare import run_batches
 from hdpsim.experiments.studies.money import costs_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.scenario.scenario import Scenario
     from hdpsim.experiments.studies.power import Power

@@ -27,7 +27,7 @@ from hdpsim.simulator.step_memory import capacity_tokens, tokens_with_headroom
 from hdpsim.traces import load_distribution, load_source, shipped_distributions, shipped_traces
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
 
 _MODEL_FILES = (".json", ".yaml", ".yml")
 _SHARD_PARAMETERS = frozenset(

@@ -12,7 +12,7 @@ from hdpsim.errors import QuantityError, UserInputError
 from hdpsim.experiments.output.statistics import Estimate, with_interval
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
 
 
 LARGEST_TARGET_TOKENS = 1e18

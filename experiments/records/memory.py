@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import HdpSimError
 from hdpsim.experiments.records.setup import Gauge, PreparedRun, layout_cp, prepare
 from hdpsim.experiments.software.run_config import RunConfig

@@ -25,7 +25,7 @@ from hdpsim.simulator.settings import CHANGES_NOTHING
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.output.statistics import Estimate
     from hdpsim.experiments.scenario.scenario import Scenario

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdpsim.cost_models.memory.peak import largest_parts
+from hdpsim.cost_models.memory.report import largest_parts
 from hdpsim.errors import ScenarioError
 from hdpsim.experiments.bands.band import band_words
 from hdpsim.experiments.output.amounts import span

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.play.execution import Spans
 from hdpsim.simulator.setup import Setup

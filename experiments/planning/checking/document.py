@@ -16,7 +16,7 @@ from hdpsim.simulator.step_memory import plan_memory
 from .check import WITHOUT_EFFECT
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
 
     from .check import CheckedScenario, Finding
 

@@ -19,7 +19,7 @@ from .observed import halves
 from .trials import Overrides, overrides_of
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.scenario.scenario import Scenario, ScenarioSource
     from hdpsim.experiments.studies.comparing.compare import Lengths
     from hdpsim.simulator.setup import Setup

@@ -19,7 +19,7 @@ from .goal import Goal, probability, slower_with, surely_s
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.layout.layout import Layout
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.bands.band import Band
     from hdpsim.experiments.campaigns.run import CampaignStudy
     from hdpsim.experiments.campaigns.setup import CampaignPlan

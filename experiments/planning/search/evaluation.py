@@ -26,7 +26,7 @@ from .space import Candidate, Changes, Space
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.prices import CostOptions
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.scenario.scenario import Scenario
 
 Objective = Literal["tokens_per_s", "usd_per_token", "time_to_train", "energy"]

@@ -32,7 +32,7 @@ from .budget import CANDIDATE, CHUNKS, DRAFTS, DRAWN, LAYOUT, PRICED
 from .space import Candidate, Changes
 
 if TYPE_CHECKING:
-    from hdpsim.cost_models.memory.peak import MemoryReport
+    from hdpsim.cost_models.memory.report import MemoryReport
     from hdpsim.experiments.scenario.data_use import Lengths
     from hdpsim.experiments.scenario.scenario import Scenario
 

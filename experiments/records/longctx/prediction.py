@@ -11,7 +11,7 @@ import numpy as np
 
 from hdpsim.arrays import Ints
 from hdpsim.cost_models.calibration.calibration import Calibration
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.reading.units import TERA
 from hdpsim.cost_models.transformer.flop import sequence_flop
 from hdpsim.errors import HdpSimError, InfeasibleError

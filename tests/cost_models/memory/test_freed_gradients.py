@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import MemoryOverheads
-from hdpsim.cost_models.memory.peak import MemoryReport, memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.peak import memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.memory.states import state_bytes
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
-from hdpsim.cost_models.memory.peak import MemoryReport, memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.peak import memory_report, rank_capacity_tokens
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.cost_models.memory.shared_sequences import (
     bytes_at_attention,
     gathered_bytes_per_token,

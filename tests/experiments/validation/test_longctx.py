@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hdpsim.cost_models.memory.peak import MemoryReport
+from hdpsim.cost_models.memory.report import MemoryReport
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.records.longctx import prediction
