@@ -152,8 +152,12 @@ def _nested(options: Mapping[str, object], table: Tool) -> dict[str, Any]:
         inner = sections
         for section in above:
             inner = inner.setdefault(section, {})
-        inner[leaf] = str(value).split() if name in table.lists else value
+        inner[leaf] = _list_or(value, name, table)
     return sections
+
+
+def _list_or(value: object, name: str, table: Tool) -> object:
+    return str(value).split() if name in table.lists else value
 
 
 def _as_yaml(options: Mapping[str, object], head: list[str], _setup: Setup, table: Tool) -> str:
@@ -162,8 +166,12 @@ def _as_yaml(options: Mapping[str, object], head: list[str], _setup: Setup, tabl
 
 def _as_toml(options: Mapping[str, object], head: list[str], _setup: Setup, table: Tool) -> str:
     lines = head
-    for section, keys in _nested(options, table).items():
-        lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in keys.items())]
+    sections: dict[str, list[str]] = {}
+    for name, value in options.items():
+        section, _, key = name.rpartition(".")
+        sections.setdefault(section, []).append(f"{key} = {json.dumps(_list_or(value, name, table))}")
+    for section, keys in sections.items():
+        lines += ["", f"[{section}]", *keys]
     return "\n".join(lines) + "\n"
 
 

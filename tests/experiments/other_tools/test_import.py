@@ -160,8 +160,12 @@ class TestMegatron:
     def test_what_cannot_be_simulated_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InfeasibleError, match="32 bits"):
             imported(tmp_path, FLAGS.replace("--bf16", ""))
-        with pytest.raises(InfeasibleError, match=r"a2a\+p2p"):
-            imported(tmp_path, f"{FLAGS} --cp-comm-type a2a+p2p")
+
+    def test_heads_within_servers_and_rings_between_them(self, tmp_path: Path) -> None:
+        flags = f"{FLAGS} --micro-batch-size 1 --context-parallel-size 8 --cp-comm-type a2a+p2p"
+        found = imported(tmp_path, f"{flags} --hierarchical-context-parallel-sizes 4 2")
+        assert found.document["layout"]["cp_kind"] == "hybrid"
+        assert any("share heads" in said for said in found.not_modelled)
 
     def test_what_stands_inside_a_condition_is_not_taken_for_granted(self, tmp_path: Path) -> None:
         text = f'TP=2\nif [ "$1" = big ]; then\n  TP=4\nfi\npython x.py {FLAGS} --micro-batch-size 1 '

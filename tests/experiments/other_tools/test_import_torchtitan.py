@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hdpsim.errors import UserInputError
+from hdpsim.experiments.other_tools.exporter import export_scenario
 from hdpsim.experiments.other_tools.importer import Imported, UserAnswers, import_file
+from hdpsim.experiments.scenario.scenario import resolve_scenario
 
 
 def imported(folder: Path, text: str, name: str, asked: UserAnswers | None = None) -> Imported:
@@ -82,6 +85,15 @@ mode = 'full'
         found = imported(tmp_path, text, "train.toml", UserAnswers(cluster="h100", gpus=8))
         assert {"precision": "fp8", "fp8_scaling": "row"}.items() <= layout(found).items()
         assert any("experts in 8 bits" in said for said in found.not_modelled) == experts
+
+    def test_eight_bits_are_written_in_the_words_of_the_newest_release(self, tmp_path: Path) -> None:
+        found = imported(tmp_path, self.TOML, "train.toml", UserAnswers(cluster="h100", gpus=128))
+        text = export_scenario(resolve_scenario(found.document), "torchtitan").text
+        written = tomllib.loads(text)
+        assert written["model"]["converters"] == ["quantize.linear.float8"]
+        assert written["quantize"]["linear"]["float8"] == {"recipe_name": "tensorwise"}
+        again = imported(tmp_path, text, "again.toml", UserAnswers(cluster="h100", gpus=128))
+        assert layout(again)["precision"] == "fp8"
 
     def test_local_batches_of_a_pipeline_are_calls_of_its_schedule(self, tmp_path: Path) -> None:
         # 2 sequences on each of 128 / 16 ranks are 16: a step of 64 has four local batches, one of 16 has one.
