@@ -1,7 +1,7 @@
 """Flags out of a shell script: quotes, line continuations, arrays, and variables that the script itself defines.
 
-Nothing is run. What a script only knows when it runs (`$1`, `$(date)`, what stands inside `if`) stays unknown, and says
-so where it is asked for.
+Nothing is run. What a script only knows when it runs (`$1`, `$(date)`, what stands inside a loop or behind a test of
+such values) stays unknown, and says so where it is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import chain
 
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.other_tools.options import Option, Unread
+from hdpsim.experiments.other_tools.shell_tests import Branches, Joined, Truth, both, holds, negated
 from hdpsim.quoting import quoted
 
 _NAME = r"[A-Za-z_]\w*"
@@ -23,7 +24,7 @@ _PLAIN = re.compile(_NAME, re.ASCII)
 _SUM = re.compile(r"[\d\s()+*/-]{1,200}", re.ASCII)
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*", re.ASCII)
 _OPENS, _CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
-_TESTS = ("[", "[[", "test", "!")
+_TESTS = ("[", "[[", "test", "!", "true", "false")
 _DECLARES = ("export", "declare", "local", "readonly")
 _PRINTS = ("echo", "printf")
 _ENDS = ";&|<>\n"
@@ -54,26 +55,25 @@ def read_flags(text: str, where: str) -> tuple[Option, ...]:
         UserInputError: a quote or bracket that nobody closes.
     """
     script = _Script(where)
-    for words, depends in _statements(text.replace(_MARK, "").replace(_MARK_END, ""), where):
-        script.run(words, depends)
+    for words, joined in _statements(text.replace(_MARK, "").replace(_MARK_END, ""), where):
+        script.run(words, joined)
     return tuple(script.options())
 
 
-def _statements(text: str, where: str) -> Iterator[tuple[list[_Word], bool]]:
-    """The words of every statement, and whether it depends on a test before it: `[ $FP8 ] && FLAGS=...`."""
+def _statements(text: str, where: str) -> Iterator[tuple[list[_Word], Joined]]:
+    """The words of every statement, and how it depends on the one before it: `[ $FP8 ] && FLAGS=...`."""
     words: list[_Word] = []
-    depends = False
+    joined: Joined = ""
     for word in chain(_Reader(text, where).words(), ["\n"]):
         if isinstance(word, _Word):
             words.append(word)
             continue
         if words:
-            yield words, depends
-        tests = bool(words) and (words[0].raw in _TESTS or words[-1].raw.endswith("))"))
-        if word == "||" or (word == "&&" and tests):
-            depends = True
-        elif word in ";\n" and words:
-            depends = False
+            yield words, joined
+        if word in ("&&", "||"):
+            joined = "&&" if word == "&&" else "||"
+        elif words:
+            joined = ""
         words = []
 
 
@@ -185,17 +185,61 @@ class _Script:
         self._printed: list[list[tuple[str, int]]] = []
         self._of_variables: list[tuple[str, int]] = []
         self._exported: dict[str, tuple[str, int]] = {}
-        self._blocks: list[str] = []
+        self._blocks: list[tuple[str, Branches]] = []
+        self._chain: Truth = True
+        self._chain_presumed = False
         self._reasons: list[str] = []
 
-    def run(self, words: list[_Word], depends: bool = False) -> None:
-        """Read one statement, which *depends* on a test or does not."""
+    def run(self, words: list[_Word], joined: Joined = "") -> None:
+        """Read one statement, which may depend on the one before it."""
+        reached = self._reached(words, joined)
+        if reached is not False:
+            self._read_statement(words, inside=reached is None)
+
+    def _reached(self, words: list[_Word], joined: Joined) -> Truth:
+        """Whether a statement runs, and what it opens and closes; None: that is known when the script runs."""
         first = words[0].raw
-        if first in _OPENS or (first == "{" and depends):
-            self._blocks.append(first)
-        inside = bool(self._blocks) or depends
-        if self._blocks and (first in _CLOSES or (first == "}" and self._blocks[-1] == "{")):
-            self._blocks.pop()
+        after: dict[Joined, Truth] = {"": True, "&&": self._chain, "||": negated(self._chain)}
+        before = None if joined == "||" and self._chain_presumed else after[joined]
+        if first in _OPENS or (first == "{" and before is not True):
+            self._blocks.append((first, Branches(before if first == "{" else None)))
+        kind, branches = self._blocks[-1] if self._blocks else ("", Branches())
+        if kind == "if":
+            self._of_if(branches, words, joined)
+        reached = both(before, *(one.taken for _, one in self._blocks))
+        if first in _CLOSES or (first == "}" and kind == "{"):
+            self._blocks = self._blocks[:-1]
+        if before is not False:
+            tests = first in _TESTS or words[-1].raw.endswith("))")
+            sets = all(_ASSIGNMENT.match(word.raw) and "$(" not in word.raw for word in words)
+            self._chain_presumed = not tests and not sets  # a command may fail
+            self._chain = None if before is None else self._holds(words) if tests else True
+        return reached
+
+    def _of_if(self, branches: Branches, words: list[_Word], joined: Joined) -> None:
+        """What a statement within `if` is to its branches."""
+        first = words[0].raw
+        if first in ("if", "elif"):
+            branches.test(self._holds(words[1:]), again=first == "elif")
+        elif first == "then":
+            branches.begins()
+        elif first == "else":
+            branches.otherwise()
+        elif branches.asks:
+            branches.joins(self._holds(words), joined)
+
+    def _holds(self, words: list[_Word]) -> Truth:
+        """Whether a test holds; None where a value in it is known when the script runs."""
+        texts = [part for word in words for part in self._expanded(word)]
+        if any(_MARK in text for text in texts):
+            return None
+        patterns = any(
+            quote is False and re.search(r"[*?]", text) for word in words for text, quote in word.pieces
+        )
+        return None if patterns else holds(texts)
+
+    def _read_statement(self, words: list[_Word], *, inside: bool) -> None:
+        """Read what a statement sets or runs; *inside*: it depends on what is known when the script runs."""
         rest = self._without_keywords(words)
         exports = bool(rest) and rest[0].raw in _DECLARES
         while exports and len(rest) > 1 and (rest[0].raw in _DECLARES or rest[0].raw.startswith("-")):
@@ -212,7 +256,7 @@ class _Script:
         """A statement without what a block begins with: `then`, `{`, `case $X in fp8)`."""
         raws = [word.raw for word in words]
         start = raws.index("in") + 1 if raws[0] == "case" and "in" in raws else 0
-        cases = "case" in self._blocks
+        cases = any(kind == "case" for kind, _ in self._blocks)
         while start < len(words):
             pattern = cases and raws[start].endswith(")") and "$(" not in raws[start]
             if not (pattern or raws[start] in ("then", "else", "do", "{", "}")):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hdpsim.experiments.other_tools.options import Unread
 from hdpsim.experiments.other_tools.shell import read_flags
@@ -71,3 +76,60 @@ def test_what_is_only_printed_counts_where_nothing_else_has_flags() -> None:
 
 def test_a_function_that_is_called_is_read_as_it_stands() -> None:
     assert flags('run() {\n  A="--x"\n  python p.py --tp 2 $A\n}\nrun\n') == {"tp": "2", "x": True}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('FP8=true\nif [ "$FP8" = true ]; then\n A+=(--fp8)\nelse\n A+=(--bf16)\nfi', {"fp8": True}),
+        ('if [ "${FP8:-no}" = true ]; then A+=(--fp8); fi; A+=(--bf16)', {"bf16": True}),
+        (
+            "N=2\nif [[ $N -gt 4 ]]; then A+=(--x)\nelif [[ $N -ge 2 ]]; then A+=(--y 1); else A+=(--z); fi",
+            {"y": "1"},
+        ),
+        ('N=2\n[ $N -eq 2 ] && A+=(--x) || A+=(--y)\n[ -z "$N" ] || A+=(--z)', {"x": True, "z": True}),
+        ('N=2\nif [ $N = 1 ]; then\n if [ "$1" = a ]; then A+=(--x); fi\nfi\nA+=(--y)', {"y": True}),
+    ],
+)
+def test_branches_that_the_script_itself_decides_are_read(script: str, expected: dict[str, object]) -> None:
+    assert flags(f'A=()\n{script}\npython p.py "${{A[@]}}"\n') == expected
+
+
+TESTS = st.sampled_from(
+    [
+        "[ $N -gt 1 ]",
+        "[ $N = 2 ]",
+        "[[ $N != 3 ]]",
+        '[ -z "$E" ]',
+        '[ -n "$E" ]',
+        "! [ $N -lt 2 ]",
+        "true",
+        "false",
+    ]
+)
+CONDITIONS = st.lists(TESTS, min_size=1, max_size=3).flatmap(
+    lambda tests: st.lists(
+        st.sampled_from(["&&", "||"]), min_size=len(tests) - 1, max_size=len(tests) - 1
+    ).map(lambda signs: " ".join(part for pair in zip(tests, [*signs, ""], strict=True) for part in pair))
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@settings(max_examples=25)
+@given(conditions=st.lists(CONDITIONS, min_size=3, max_size=3), number=st.integers(0, 3))
+def test_what_is_decided_is_what_bash_decides(conditions: list[str], number: int) -> None:
+    """Three kinds of statements: an if in an if, an elif, and a chain."""
+    first, second, third = conditions
+    script = (
+        f'N={number}\nE=""\nA=""\n'
+        f'if {first}; then A="$A --a"; if {second}; then A="$A --b"; else A="$A --c"; fi\n'
+        f'elif {third}\nthen A="$A --d"; else A="$A --e"; fi\n'
+        f'{second} && A="$A --f" || A="$A --g"\n'
+    )
+    done = subprocess.run(["bash", "-c", f"{script}echo $A"], capture_output=True, text=True, check=True)
+    options = read_flags(f"{script}python p.py $A\n", "run.sh")
+    known = {f"--{option.name}" for option in options if not isinstance(option.value, Unread)}
+    unsure = {f"--{option.name}" for option in options if isinstance(option.value, Unread)}
+    said = set(done.stdout.split())
+    assert known <= said <= known | unsure
+    assert not unsure
