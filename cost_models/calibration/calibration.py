@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hdpsim.cost_models.reading.shipped import known_file, names_in, shipped
 from hdpsim.cost_models.reading.values import boolean, number
 from hdpsim.cost_models.slowest_of_many import expected_largest
 from hdpsim.cost_models.tracing import shared
+from hdpsim.cost_models.values_read import changed
 from hdpsim.quoting import LONGEST_NAME, shortened
 from hdpsim.ranges import Range, constant_range
 from hdpsim.yaml_loader import load_document
@@ -247,7 +248,7 @@ class Calibration(Checked):
 @shared(most=64)
 def _of_job(cal: Calibration, gpus: int) -> Calibration:
     """Slow a calibration down for a job; the same job gets the same object, by which prices are looked up."""
-    return replace(cal, slowest_gpu=1.0 + cal.gpu_spread * expected_largest(gpus))
+    return changed(cal, slowest_gpu=1.0 + cal.gpu_spread * expected_largest(gpus))
 
 
 _OTHER_FIELDS = {"name", "network", "generation", "gpus", "entries", "slowest_gpu"}

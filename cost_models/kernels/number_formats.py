@@ -99,10 +99,26 @@ def matrix_unit(gpu: Gpu, cal: Calibration, precision: ProductPrecision) -> Matr
     Raises:
         InfeasibleError: the GPU has none of that format.
     """
-    peak, efficiency, joule_per_flop = {
-        "bf16": (gpu.bf16_flop_per_s, cal.gemm_efficiency, cal.bf16_joule_per_flop),
-        "nvfp4": (gpu.fp4_flop_per_s, cal.fp4_gemm_efficiency, cal.fp4_joule_per_flop),
-    }.get(precision, (gpu.fp8_flop_per_s, cal.fp8_gemm_efficiency, cal.fp8_joule_per_flop))
+    peak: float | None
+    match precision:
+        case "bf16":
+            peak, efficiency, joule_per_flop = (
+                gpu.bf16_flop_per_s,
+                cal.gemm_efficiency,
+                cal.bf16_joule_per_flop,
+            )
+        case "nvfp4":
+            peak, efficiency, joule_per_flop = (
+                gpu.fp4_flop_per_s,
+                cal.fp4_gemm_efficiency,
+                cal.fp4_joule_per_flop,
+            )
+        case _:
+            peak, efficiency, joule_per_flop = (
+                gpu.fp8_flop_per_s,
+                cal.fp8_gemm_efficiency,
+                cal.fp8_joule_per_flop,
+            )
     if peak is None:
         raise InfeasibleError(
             f"layout.precision = {precision}: {gpu.name} has no such tensor cores; use bf16"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -31,6 +30,7 @@ from hdpsim.cost_models.step.step_traffic import HOST_KINDS, Traffic, TrafficKin
 from hdpsim.cost_models.tracing import priced, remembered
 from hdpsim.cost_models.transformer.layers import LayerKind
 from hdpsim.cost_models.transformer.model import Model
+from hdpsim.cost_models.values_read import changed
 
 # Not linear; recomputation repeats them
 _REPEATED = frozenset({"attention", "ring_merge", "ring_wait", "host"})
@@ -456,5 +456,7 @@ class MicroBatchCost:
 @lru_cache(maxsize=64)
 def _on_hosts(cal: Calibration, host_time: float) -> Calibration:
     """The calibration with the launches of hosts that take so many times as long."""
+    if host_time == 1.0:
+        return cal
     names = ("launch_s", "expert_launch_s", "expert_loop_s", "module_hook_s")
-    return replace(cal, **{name: getattr(cal, name) * host_time for name in names})
+    return changed(cal, **{name: getattr(cal, name) * host_time for name in names})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -12,15 +12,25 @@ from hdpsim.cost_models.hardware.entries import KEYS as HARDWARE_KEYS
 from hdpsim.cost_models.reading.fields import FieldKey
 from hdpsim.cost_models.reading.units import written_quantity
 from hdpsim.cost_models.reading.values import QUANTITIES
+from hdpsim.cost_models.values_read import differences, noting
 from hdpsim.errors import InfeasibleError, UserInputError
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.plots.changes import Swing, plot_tornado
 from hdpsim.experiments.scenario.schema import KEYS
 from hdpsim.experiments.scenario.values import Batch
-from hdpsim.experiments.studies.comparing.compare import Report, counted, run_batches, silent
+from hdpsim.experiments.studies.comparing.compare import (
+    Lengths,
+    Outcome,
+    Report,
+    counted,
+    run_batches,
+    run_setup,
+    silent,
+)
 from hdpsim.experiments.studies.step_report import one_line, scenario_document
 from hdpsim.ranges import check
+from hdpsim.simulator.setup import Setup
 
 if TYPE_CHECKING:
     from hdpsim.experiments.scenario.scenario import Scenario
@@ -33,6 +43,8 @@ _SECTIONS = ("data.batch", "data.context", "layout.", "data.", "strategy.", "mem
 _NO_INPUTS = frozenset({"data.seed", "execution.seed", "execution.batches", "data.lengths"})
 _PARTS = {"cluster.node.gpu": "node.gpu", "cluster.node": "node", "cluster.fabric": "fabric"}
 """Where the keys of a part of the cluster begin, and the part as attributes of the cluster."""
+_NOTED = frozenset({"cluster", "calibration"})
+"""Parts of a setup of which is noted what is read; all other parts count as read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +196,49 @@ def _constants(scenario: Scenario) -> Iterator[Input]:
         yield from (Input(key=f"{prefix}.{name}", value=value) for name, value in _numbers(part))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The scenario as it is, and what of its cluster and constants was read to simulate it.
+
+    A figure that nothing read moves nothing: more than half of the inputs, which are not simulated.
+    """
+
+    setup: Setup
+    batches: Sequence[Lengths]
+    tokens_per_s: float
+    read: frozenset[str]
+
+    @classmethod
+    def of(cls, scenario: Scenario, batches: Sequence[Lengths]) -> _Base:
+        """Simulate the scenario; raises InfeasibleError."""
+        setup, read = scenario.setup(), set[str]()
+        parts: dict[str, Any] = {name: noting(getattr(setup, name), name, read) for name in _NOTED}
+        of_steps = set[str]()  # bands, which come after all steps, also read names
+        outcome = run_setup(
+            replace(setup, **parts), batches, scenario.strategy.name, lambda: of_steps.update(read)
+        )
+        rate = _rate(outcome)
+        if rate is None:
+            raise InfeasibleError(f"the scenario itself cannot run:\n{outcome.reason}")
+        return cls(setup=setup, batches=batches, tokens_per_s=rate, read=frozenset(of_steps))
+
+    def changed_to(self, scenario: Scenario) -> tuple[float | None, str]:
+        """Tokens/s of another scenario on the same batches; None, and why, where it cannot run."""
+        setup = scenario.setup()
+        parts = {item.name for item in fields(setup)} - _NOTED
+        if all(getattr(setup, name) == getattr(self.setup, name) for name in parts) and not any(
+            self.read.intersection(differences(getattr(self.setup, name), getattr(setup, name), name))
+            for name in _NOTED
+        ):
+            return self.tokens_per_s, ""
+        outcome = run_setup(setup, self.batches, scenario.strategy.name)
+        return _rate(outcome), outcome.reason
+
+
+def _rate(outcome: Outcome) -> float | None:
+    return outcome.tokens_per_s.mean if outcome.results else None
+
+
 def tornado(scenario: Scenario, share: float, batches: int = 1, report: Report = silent) -> Tornado:
     """Move every input of the scenario down and up, one at a time, on the same *batches*.
 
@@ -198,35 +253,33 @@ def tornado(scenario: Scenario, share: float, batches: int = 1, report: Report =
     done = counted(report, 2 * len(inputs) + 1)
     of_data = max(batches, scenario.batch_count)
     drawn = scenario.draw(of_data).lengths
-    bases: dict[int, float] = {}
+    bases: dict[int, _Base] = {}
     for count in dict.fromkeys((batches, of_data)):
-        outcome = run_batches(scenario, drawn[:count])
-        if not outcome.results:
-            raise InfeasibleError(f"the scenario itself cannot run:\n{outcome.reason}")
-        bases[count] = outcome.tokens_per_s.mean
+        bases[count] = _Base.of(scenario, drawn[:count])
     done()
 
     def end(one: Input, by: float) -> End:
         value, count = one.moved(by), batches
         try:
             changed = one.set_in(scenario, value)
-            lengths = drawn[:count]
             if changed.document["data"] != scenario.document["data"]:
                 count = of_data
-                lengths = changed.draw(count).lengths
-            simulated = run_batches(changed, lengths)
-            reason = simulated.reason
+                outcome = run_batches(changed, changed.draw(count).lengths)
+                rate, reason = _rate(outcome), outcome.reason
+            else:
+                rate, reason = bases[count].changed_to(changed)
         except (UserInputError, InfeasibleError) as error:
-            simulated, reason = None, str(error)
+            rate, reason = None, str(error)
         done()
-        if simulated is None or not simulated.results:
+        if rate is None:
             return End(value=value, tokens_per_s=None, change=None, reason=reason)
-        rate = simulated.tokens_per_s.mean
-        return End(value=value, tokens_per_s=rate, change=rate / bases[count] - 1.0, batches=count)
+        return End(
+            value=value, tokens_per_s=rate, change=rate / bases[count].tokens_per_s - 1.0, batches=count
+        )
 
     moved = [Moved(input=one, lower=end(one, -share), higher=end(one, share)) for one in inputs]
     moved.sort(key=lambda one: (-one.effect, one.input.key))
-    return Tornado(share=share, tokens_per_s=bases[batches], batches=batches, moved=tuple(moved))
+    return Tornado(share=share, tokens_per_s=bases[batches].tokens_per_s, batches=batches, moved=tuple(moved))
 
 
 def tornado_document(scenario: Scenario, study: Tornado) -> Document:

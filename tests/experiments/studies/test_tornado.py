@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from hdpsim.experiments.studies.changes.tornado import (
     tornado,
     tornado_document,
 )
-from hdpsim.experiments.studies.comparing.compare import run_batches
+from hdpsim.experiments.studies.comparing.compare import Lengths, Outcome, run_batches, run_setup
+from hdpsim.simulator.setup import Setup
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,20 @@ def scenario() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def study(scenario: Scenario) -> Tornado:
-    return tornado(scenario, 0.1)
+def simulated() -> list[str]:
+    """The strategy of everything that `study` simulated."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def study(scenario: Scenario, simulated: list[str]) -> Tornado:
+    def counted(setup: Setup, batches: Sequence[Lengths], name: str, *report: Callable[[], None]) -> Outcome:
+        simulated.append(name)
+        return run_setup(setup, batches, name, *report)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdpsim.experiments.studies.changes.tornado.run_setup", counted)
+        return tornado(scenario, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +162,14 @@ def test_more_batches_are_the_mean_of_each_row(monkeypatch: pytest.MonkeyPatch) 
     study = tornado(uneven, 0.1, 2)
     assert study.tokens_per_s == run_batches(uneven, uneven.batches(2)).tokens_per_s.mean
     assert {one.batches for one in study.moved} <= {0, 2}
+
+
+def test_what_the_base_never_reads_is_not_simulated_and_would_change_nothing(
+    scenario: Scenario, study: Tornado, simulated: list[str]
+) -> None:
+    idle = [one for one in study.moved if one.lower.change == 0.0 and one.higher.change == 0.0]
+    assert len(idle) > 40
+    for one in idle[::6]:
+        changed = one.input.set_in(scenario, one.higher.value)
+        assert run_batches(changed, scenario.batches()).tokens_per_s.mean == study.tokens_per_s
+    assert len(simulated) < 1.4 * len(study.moved)  # of two for each input
