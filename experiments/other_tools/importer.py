@@ -16,7 +16,13 @@ from hdpsim.cost_models.transformer.model import Model
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.other_tools.machines import machine
 from hdpsim.experiments.other_tools.options import Option, read_toml, read_yaml
-from hdpsim.experiments.other_tools.shapes import catalog_name, named_alike, named_model, read_model
+from hdpsim.experiments.other_tools.shapes import (
+    catalog_name,
+    named_alike,
+    named_model,
+    read_model,
+    size_words,
+)
 from hdpsim.experiments.other_tools.shell import read_flags
 from hdpsim.experiments.other_tools.table import Tool, tool
 from hdpsim.experiments.other_tools.translate import Read, read_options
@@ -228,13 +234,15 @@ class _Import:
         known, lacking = read_model(self.read, base, self.table.complete, self.where)
         if base is not None:
             file = self.path if self.table.software else Path(self.path).name
-            origins.setdefault("model", "--model" if self.asked.model else file)
+            origins["model"] = (
+                f"{origins.get('model', '--model' if self.asked.model else file)}: {size_words(base)}"
+            )
             return named_alike(base) or {"name": base.name, **model_document(base)}, base
         if known is None:
             self._need("model", f"; the file lacks {', '.join(lacking)}")
             return None, None
         alike, model = catalog_name(known, Path(self.path).stem or "model", self.where)
-        origins["model"] = "the shape that the file describes"
+        origins["model"] = f"the shape that the file describes: {size_words(model)}"
         return alike or {"name": model.name, **known}, model
 
     def _cluster(self) -> tuple[object, int | None]:

@@ -11,8 +11,10 @@ from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.hf_config import model_from_hf_config
 from hdpsim.cost_models.reading.fields import Problems
 from hdpsim.cost_models.transformer.model import LatentAttention, Model
+from hdpsim.cost_models.transformer.parameters import parameters
 from hdpsim.errors import UserInputError
 from hdpsim.experiments.other_tools.translate import Read
+from hdpsim.experiments.output.amounts import large_amount
 
 _NEEDED = ("layers", "hidden", "heads", "vocab", "ffn_hidden")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -197,3 +199,13 @@ def model_facts(model: Model, tp: int) -> dict[str, object]:
         if dense:
             facts["run.expert_layers"] = f"[0]*{dense}+[1]*{model.layers - dense}"
     return facts
+
+
+def size_words(model: Model) -> str:
+    """How many parameters, to compare with what is published: `8.03B parameters`.
+
+    Files of weights may hold a shared matrix twice, and layers of multi-token prediction.
+    """
+    shared = ", the head is the embedding" if model.tied_embeddings else ""
+    predicting = ", without multi-token prediction" if model.mtp_layers else ""
+    return f"{large_amount(parameters(model).total)} parameters{shared}{predicting}"

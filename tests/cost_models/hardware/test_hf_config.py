@@ -61,6 +61,14 @@ STARCODER2: dict[str, Any] = {
     "model_type": "starcoder2", "hidden_size": 4608, "intermediate_size": 18432, "num_attention_heads": 36,
     "num_hidden_layers": 32, "num_key_value_heads": 4, "vocab_size": 49152, "sliding_window": 4096, "use_bias": True,
 }  # fmt: skip
+STARCODER2_15B = STARCODER2 | {
+    "hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 48, "num_hidden_layers": 40,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+FALCON_40B: dict[str, Any] = {
+    "model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60,
+    "num_kv_heads": 8, "new_decoder_architecture": True, "parallel_attn": True, "vocab_size": 65024,
+}  # fmt: skip
 COMMAND_R: dict[str, Any] = {
     "model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_attention_heads": 64,
     "num_hidden_layers": 40, "num_key_value_heads": 64, "vocab_size": 256000, "use_qk_norm": False,
@@ -99,6 +107,8 @@ DOTS: dict[str, Any] = {
         (QWEN3_MOE, 30.53e9),  # Qwen3-30B-A3B
         ({key: value for key, value in GEMMA.items() if key != "tie_word_embeddings"}, 8.54e9),  # Gemma 7B
         (STARCODER2, 7.17e9),
+        (STARCODER2_15B, 15.958e9),
+        (FALCON_40B, 41.836e9 - 65024 * 8192),  # its files hold the head, which is the embedding, once more
         (COMMAND_R, 34.98e9),
         (COMMAND_R7B, 8.03e9),
         (ERNIE, 21.8e9),  # ERNIE-4.5-21B-A3B

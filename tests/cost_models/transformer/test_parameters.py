@@ -97,6 +97,9 @@ def test_deepseek_v3_part_by_part() -> None:
     assert parameters_per_gpu(model, Layout(), 0).total - parameters(model).total == pytest.approx(
         11.5e9, rel=0.01
     )
+    # The files have 684.53B: the prediction layer there has its own copies of the embedding and the head.
+    vocabulary = 2 * 129280 * 7168
+    assert parameters_per_gpu(model, Layout(), 0).total + vocabulary == pytest.approx(684.53e9, rel=0.0005)
 
 
 @pytest.mark.parametrize(
