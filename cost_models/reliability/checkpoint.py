@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdpsim.cost_models.hardware.parts import Cluster
+from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.memory.states import WEIGHT_BYTES, state_bytes
 from hdpsim.cost_models.transformer.model import Model
-from hdpsim.cost_models.transformer.parameters import parameters
+from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
 
 Readers = Literal["one-per-group", "every-rank"]
 
@@ -23,12 +24,14 @@ class CheckpointSize:
 
     Attributes:
         gpu_bytes: what the fullest GPU copies to its host.
+        held_bytes: what belongs to the fullest GPU, with optimizer states that its host keeps.
         replicated_bytes: the part of it that every rank holds alike (weights that are not sharded).
         unique_bytes: what the remote storage keeps: everything once.
         all_ranks_bytes: what is read when every GPU reads its own states.
     """
 
     gpu_bytes: float
+    held_bytes: float
     replicated_bytes: float
     unique_bytes: float
     all_ranks_bytes: float
@@ -38,19 +41,25 @@ def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
     """Bytes of a checkpoint that resumes training exactly.
 
         stored once: 2 + optimizer_bytes (14) per parameter; on each GPU: weights and optimizer as sharded by the layout
+        frozen weights 2, adapters beside them 2 + optimizer_bytes
 
-    Counted: bf16 weights 2, fp32 master weights 4, both Adam moments 8.
+    Counted: bf16 weights 2, fp32 master weights 4, both Adam moments 8; layers of multi-token prediction. Optimizer
+        states that are in host memory are stored and read, but no GPU copies them.
     Ignored: gradients, 8-bit copies, random states and the data loader's position (kilobytes).
     Source: state_bytes; BLOOM's checkpoints (2.3 TB for 176 G parameters, arXiv 2211.05100) have 13.1 B.
     """
     plain = layout.changed(precision="bf16")  # 8-bit copies are made again from the weights
     stages = [state_bytes(model, plain, ranks, stage) for stage in range(layout.parallel.pp)]
-    sizes = [stage.weights + stage.optimizer for stage in stages]
+    held = [stage.weights + stage.optimizer + stage.on_host for stage in stages]
+    whole = Layout(adapter_kernels=layout.kernels.adapters)  # one GPU that holds everything once
+    trained = trained_per_gpu(model, whole, 0).total
+    weights = parameters_per_gpu(model, whole, 0).total + trained * model.frozen
     return CheckpointSize(
-        gpu_bytes=max(sizes),
+        gpu_bytes=max(stage.weights + stage.optimizer for stage in stages),
+        held_bytes=max(held),
         replicated_bytes=0.0 if layout.sharding.kind == "zero3" else max(stage.weights for stage in stages),
-        unique_bytes=(WEIGHT_BYTES + layout.precision.optimizer_bytes) * parameters(model).total,
-        all_ranks_bytes=sum(sizes) * layout.parallel.tp * ranks,
+        unique_bytes=WEIGHT_BYTES * weights + layout.precision.optimizer_bytes * trained,
+        all_ranks_bytes=sum(held) * layout.parallel.tp * ranks,
     )
 
 
@@ -90,15 +99,15 @@ def load_s(
 ) -> float:
     """Time until every GPU holds its states again.
 
-        one-per-group: max(unique / storage, gpu / nic) + replicated / nic (broadcast) + gpu / host link
-        every-rank:    max(all_ranks / storage, gpu / nic) + gpu / host link
+        one-per-group: max(unique / storage, held / nic) + replicated / nic (broadcast) + gpu / host link
+        every-rank:    max(all_ranks / storage, held / nic) + gpu / host link
 
     Counted: a pipelined broadcast moves its bytes once over each NIC.
     Ignored: latency of the storage, imbalance between files.
     Source: MegaScale, arXiv 2402.15627 section 4.4 (one worker of a data-parallel group reads and broadcasts).
     """
     nic = cluster.node.nic_bytes_per_s_per_gpu
-    client = size.gpu_bytes / nic
+    client = size.held_bytes / nic
     to_gpu = size.gpu_bytes / cluster.node.host_link_bytes_per_s_per_gpu
     if readers == "every-rank":
         return max(size.all_ranks_bytes / storage_bytes_per_s, client) + to_gpu

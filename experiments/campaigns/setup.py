@@ -147,6 +147,7 @@ def plan_values(
         "nodes": cluster.nodes,
         "links_per_node": cluster.node.nics,
         "step_s": step_s,
+        "stalled_share": 1.0 - undisturbed.seconds / step_s,
         "tokens_per_step": undisturbed.tokens,
         "steps_per_checkpoint": steps,
         "failures": failures.profile,

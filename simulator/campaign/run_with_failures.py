@@ -112,7 +112,7 @@ class _Run:
             account_ticks=tuple(self._ticks.values()),
             steps=self._steps,
             tokens=self._steps * setup.tokens_per_step,
-            goodput=self._steps * setup.step_s / setup.duration_s,
+            goodput=self._steps * setup.step_s * (1.0 - setup.stalled_share) / setup.duration_s,
             incidents=tuple(self._incidents),
             failures=self._unplanned,
             curve_s=tuple(at / TICKS_PER_S for at, _ in self._curve),

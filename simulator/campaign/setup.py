@@ -30,7 +30,8 @@ class CampaignSetup:
         duration_s: wall-clock time simulated.
         nodes: nodes of the job; evicted ones are replaced.
         links_per_node: for causes per link.
-        step_s: an undisturbed step.
+        step_s: a step without slow nodes, jitter and drift; stalls of links that come back are in it.
+        stalled_share: the part of it for which such links hold up the job.
         tokens_per_step: tokens of the global batch.
         steps_per_checkpoint: the checkpoint interval.
         block_s: stage 1 of a checkpoint.
@@ -74,6 +75,7 @@ class CampaignSetup:
     straggler_detection_s: float
     straggler_mttf_s: float | None
     straggler_recovery_s: float | None = None
+    stalled_share: float = 0.0
     seed: tuple[int, int] = (0, 0)
 
     def slowness(self, nodes: int) -> float:

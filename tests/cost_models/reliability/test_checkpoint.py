@@ -91,6 +91,36 @@ def test_a_checkpoint_holds_the_states_that_there_are() -> None:
     assert size.gpu_bytes == pytest.approx(size.unique_bytes / 64)
 
 
+def test_a_checkpoint_of_adapters_has_no_optimizer_states_of_frozen_weights() -> None:
+    model = replace(catalog.model("llama-3-8b"), adapter_rank=16)
+    size = checkpoint_size(model, Layout(tp=2), 4)
+    # r (in + out) of queries, keys and values together (4,096 and 6,144) and of the output (4,096 and 4,096), 32 times
+    adapters = 32 * 16 * ((4096 + 6144) + (4096 + 4096))
+    assert size.unique_bytes == pytest.approx(2 * parameters(model).total + (2 + 12) * adapters)
+
+
+def test_optimizer_states_of_the_host_are_stored_and_read_but_no_gpu_copies_them() -> None:
+    model, offloading = catalog.model("llama-3-8b"), Layout(tp=2, optimizer_offload=True)
+    with_gpu, with_host = (checkpoint_size(model, layout, 4) for layout in (Layout(tp=2), offloading))
+    assert with_host.gpu_bytes == with_host.replicated_bytes
+    assert replace(with_host, gpu_bytes=with_gpu.gpu_bytes) == with_gpu
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "deepseek-v3", "nemotron-3-super-120b-a12b"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_all_ranks_hold_what_is_stored_and_exactly_once_if_they_share_everything(
+    model: str, offload: bool
+) -> None:
+    """Weights, optimizer states and layers of multi-token prediction; adapters beside frozen weights."""
+    plain = catalog.model(model)
+    for kind in (plain, plain if plain.layer_pattern else replace(plain, adapter_rank=16)):
+        for layout in (Layout(tp=2), Layout(pp=2, sharding="none"), Layout(pp=2, tp=2, sharding="zero3")):
+            size = checkpoint_size(kind, layout.changed(optimizer_offload=offload), 4)
+            assert size.all_ranks_bytes >= size.unique_bytes * (1 - 1e-9)
+        once = checkpoint_size(kind, Layout(sharding="zero3", optimizer_offload=offload), 4)
+        assert once.all_ranks_bytes == pytest.approx(once.unique_bytes, rel=1e-9)
+
+
 def test_one_reader_per_group_reads_less_and_is_faster() -> None:
     model, cluster = catalog.model("megascale-175b"), catalog.cluster("megascale")
     size = checkpoint_size(model, Layout(tp=8, pp=8), 192)

@@ -194,6 +194,15 @@ def test_fewer_failures_are_never_worse_where_nodes_become_slow() -> None:
     assert goodput[-1] > 0.98
 
 
+def test_goodput_is_that_of_a_run_whose_links_never_go_down() -> None:
+    short = (*SMALL, "campaign.failure_scale=0", "campaign.link_flap_mean=1s")
+    calm, flapping = (run_campaign(llama(*short, f"campaign.link_flaps_per_day={flaps}")) for flaps in (0, 1))
+    # 1,024 links, each down once a day: 4.36 s in the mean until the next try, 5.2 % of the time
+    assert flapping.tokens.mean == pytest.approx(0.948 * calm.tokens.mean, rel=1e-3)
+    lost = flapping.tokens.mean / calm.tokens.mean
+    assert flapping.goodput.mean == pytest.approx(lost * calm.goodput.mean, rel=1e-9)
+
+
 def test_a_profile_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("title: mine\ncauses: {fan: {per_1000_days: 2}}")
     plan = plan_campaign(replace(llama("campaign.failures=mine.yaml"), folder=tmp_path))
