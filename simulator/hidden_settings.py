@@ -45,7 +45,9 @@ _HIDERS = (
     ("execution", "link_flaps_per_hour link_flap_mean nccl_timeout nccl_retries adaptive_retransmission",
      "no link goes down in these steps that anything is sent over, or another way takes as long"),
     ("execution", "slow_node_share", "it makes no node slower"),
-    ("memory", "logit_bytes bucket_bytes gather_buffer_bytes",
+    ("memory", "logit_bytes bucket_bytes bucket_buffer_bytes gather_buffer_bytes update_copy_bytes",
+     "another stage, or another moment of the step, needs more memory"),
+    ("memory", "update_in_one_piece cached_logit_bytes",
      "another stage, or another moment of the step, needs more memory"),
 )  # fmt: skip
 _REASONS = {f"{section}.{name}": why for section, names, why in _HIDERS for name in names.split()}

@@ -70,14 +70,18 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     )
     yield alone, "layout", "bucket_parameters gather_lists shard_copies reuse_parameters"
     yield alone, "layout", "cp" if layout.sharding.kind == "zero3" else "cp sharding"
-    yield alone, "memory", "bucket_bytes gather_buffer_bytes"
+    yield alone, "memory", "bucket_bytes bucket_buffer_bytes gather_buffer_bytes"
+    copies_nothing = "" if setup.memory.overheads.update_copy_bytes else "update_copy_bytes is 0"
+    on_host = "optimizer states are on the host" if layout.sharding.optimizer_offload else ""
+    yield on_host, "memory", "update_copy_bytes"
+    yield on_host or copies_nothing, "memory", "update_in_one_piece"
     parallel = layout.parallel
     copies = ranks * max(1.0, parallel.tp / parallel.expert_gpus if setup.model.experts else 1.0)
     few = layout.sharding.ranks is not None and layout.sharding.ranks >= copies
     yield f"there are only {ranks} ranks" if few else "", "layout", "shard_ranks"
     yield "the weights are frozen" if setup.model.frozen else "", "layout", "muon"
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
-    yield early, "memory", "bucket_bytes"
+    yield early, "memory", "bucket_bytes second_gradient_bytes"
     yield "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1", "memory", "gather_buffer_bytes"
     yield "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3", "memory", "sixteen_bit_shards"
     piped = "" if layout.parallel.pp == 1 else "a pipeline has several micro-batches in a step"

@@ -362,8 +362,12 @@ def head_activation_bytes_per_token(model: Model, layout: Layout, logit_bytes: f
     Source: arXiv 2205.05198 section 4.3 (4 s b h (1 + V / h) / t with fp32 logits: logit_bytes = 4).
     """
     inputs = 2 * BF16_BYTES * model.hidden / residual_shards(layout) * (1 + model.mtp_layers)
-    cut = 1 if layout.tensor.gathered_logits else layout.parallel.tp
-    return inputs + logit_bytes * -(-model.vocab // cut)
+    return inputs + logit_bytes * logits_per_token(model, layout)
+
+
+def logits_per_token(model: Model, layout: Layout) -> int:
+    """Entries of the vocabulary whose logits a GPU of the last stage holds."""
+    return -(-model.vocab // (1 if layout.tensor.gathered_logits else layout.parallel.tp))
 
 
 def _queries_keys_values(model: Model, layout: Layout) -> float:

@@ -40,9 +40,19 @@ class MemoryOverheads(Checked):
             micro-batch they then grow while its activations go.
         bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
             gradients.
+        bucket_buffer_bytes: buffers in which several ranks reduce gradients or gather weights, as large for any model;
+            a pipeline has them at the end of a step alone.
         loose_gradient_bytes: bytes per parameter of the layer (or head) at work, gradients not yet added up.
         gather_buffer_bytes: bytes per parameter for the staging of the new weights that ZeRO-1 gathers at the end of
             the step.
+        second_gradient_bytes: bytes per parameter of gradients as a backward puts them out, kept beside those that they
+            are added to (DeepSpeed's optimizer for bf16). Whole gradients only: none, zero1.
+        update_copy_bytes: bytes per parameter whose optimizer states the GPU holds, of what the optimizer's step makes
+            of them for a moment (PyTorch's Adam without `fused`, DeepSpeed's gradients in 32 bits).
+        update_in_one_piece: these copies are single tensors. No block that activations left is large enough for one, so
+            the allocator asks the driver for more, where there is more.
+        cached_logit_bytes: bytes per logit that the loss has freed and that nothing later fits into: the allocator
+            holds on to them, where there is room.
         eight_bit_copy_bytes: bytes per matrix weight of 8-bit copies beside the 16-bit weights: 2 where both layouts
             are kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
         host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still
@@ -65,8 +75,13 @@ class MemoryOverheads(Checked):
     sixteen_bit_shards: bool = True
     gradients_freed: bool = False
     bucket_bytes: Amount = 0.0
+    bucket_buffer_bytes: Amount = 0.0
     loose_gradient_bytes: Amount = 0.0
     gather_buffer_bytes: Amount = 0.0
+    second_gradient_bytes: Amount = 0.0
+    update_copy_bytes: Amount = 0.0
+    update_in_one_piece: bool = False
+    cached_logit_bytes: Amount = 0.0
     eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper
     host_run_ahead: bool = False
 

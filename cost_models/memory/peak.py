@@ -18,6 +18,7 @@ from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,
     layer_input_bytes,
+    logits_per_token,
     score_bytes_per_token,
     tensor_parallel_transients,
     working_set_bytes_per_token,
@@ -280,12 +281,12 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     if job.micro_batches == 1 and of_states.sharding.whole_gradients:  # nothing to add up
         of_states = of_states.changed(whole_gradients=False)
     states = state_bytes(model, of_states, job.ranks, stage.number, extra)
-    chunks, held, gathered = stage.chunks, 0.0, 0.0
+    chunks, held, others = stage.chunks, 0.0, 0.0
     for part, count in stage.passes:
         layers = part.with_prediction(model)
-        gathered += count * sum(number for kind, number in layers if kind.attends) * per_token.gathered
+        others += count * sum(number for kind, number in layers if kind.attends) * per_token.gathered
         held += count * sum(number * per_token.kept[kind] for kind, number in layers)
-    held, gathered = held * tokens * extra.activation_factor, gathered * tokens
+    held, others = held * tokens * extra.activation_factor, others * tokens
     share = kept_share(sum(part.layers for part in chunks), job.offload_ratio)
     head = per_token.head * chunks[-1].head * tokens
     kinds = {kind for part in chunks for kind, _ in part.by_kind}
@@ -294,11 +295,19 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     at_attention = per_token.at_attention
     forward = (per_token.ring_step + at_attention[kind] for kind in kinds if kind in at_attention)
     working_set = max(0.0, max(working, *forward, 0.0) * tokens - head)
-    on_gpu = share * held + gathered
+    on_gpu = share * held + others
     moving = on_gpu + head + working_set
     gradients = states.gradients
     if _gradients_grow(job):
         gradients = max(0.0, gradients - on_gpu - head)
+    # In the optimizer's step no activation is there, and no gathered weight
+    buffers = extra.bucket_buffer_bytes if job.ranks > 1 else 0.0
+    gathered = states.gathered + (buffers if layout.parallel.pp == 1 else 0.0)
+    update = max(0.0, states.step_gradients + states.update - gradients - gathered - moving)
+    cached = extra.cached_logit_bytes * logits_per_token(model, layout) * chunks[-1].head * tokens
+    cached += buffers if layout.parallel.pp > 1 else 0.0
+    if extra.update_in_one_piece:
+        cached += max(0.0, states.update - update)
     run_ahead = 0.0
     if extra.host_run_ahead:
         queued = _run_ahead_layers(layout.parallel, stage)
@@ -309,7 +318,7 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         weights=states.weights,
         gradients=gradients,
         optimizer=states.optimizer,
-        gathered=states.gathered,
+        gathered=gathered,
         activations=on_gpu,
         head=head,
         working_set=working_set,
@@ -319,8 +328,9 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         host_bytes=(1.0 - share) * held + states.on_host,
         capacity_bytes=job.cluster.gpu.hbm_bytes,
         host_capacity_bytes=job.cluster.node.host_memory_bytes / job.cluster.node.gpus,
-        update=max(0.0, states.update - moving),
+        update=update,
         run_ahead=run_ahead,
+        cached=cached,
     )
 
 

@@ -19,7 +19,8 @@ class MemoryReport:
     Attributes:
         stage: the pipeline stage.
         tokens_per_rank: tokens of a micro-batch on one rank (its whole TP group).
-        weights, gradients, optimizer, gathered: the states (see StateBytes); gradients that grow while activations go
+        weights, gradients, optimizer, gathered: the states (see StateBytes), with gathered ones the buffers of buckets
+            (MemoryOverheads.bucket_buffer_bytes); gradients that grow while activations go
             (MemoryOverheads.gradients_freed) as far as they exceed activations and head.
         activations: kept by all micro-batches in flight, without what is offloaded.
         head: final norm, logits and loss (last stage).
@@ -35,6 +36,8 @@ class MemoryReport:
         host_capacity_bytes: this GPU's share of the host memory.
         run_ahead: tensors that wait for a communication stream while the host runs ahead. They are no part of the
             total: an allocator short of memory waits for them and reuses their blocks.
+        cached: blocks that nobody uses at the peak and that nothing else fits into. They are no part of the total
+            either: an allocator short of memory gives them back to the driver.
     """
 
     stage: int
@@ -54,6 +57,7 @@ class MemoryReport:
     host_capacity_bytes: float
     update: float = 0.0
     run_ahead: float = 0.0
+    cached: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -83,9 +87,13 @@ class MemoryReport:
     @property
     def reserved_bytes(self) -> float:
         """Peak of what the framework's allocator takes from the GPU (PyTorch: max_memory_reserved)."""
-        outside = self.communication + self.context
-        most = max(self.capacity_bytes, self.total_bytes) - outside
-        return min(self.total_bytes - outside + self.run_ahead, most)
+        return self.device_bytes - self.communication - self.context
+
+    @property
+    def device_bytes(self) -> float:
+        """Peak of everything on the GPU (nvidia-smi): the allocator's blocks, CUDA context, NCCL's buffers."""
+        held = self.total_bytes + self.run_ahead + self.cached
+        return min(held, max(self.capacity_bytes, self.total_bytes))
 
     @property
     def fits(self) -> bool:

@@ -30,6 +30,8 @@ class StateBytes:
     """Optimizer states kept in host memory instead."""
     update: float = 0.0
     """Staging of the optimizer step, when no activations are there."""
+    step_gradients: float = 0.0
+    """Gradients that are there in the optimizer's step."""
 
     @property
     def total(self) -> float:
@@ -53,7 +55,8 @@ def state_bytes(
     d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
     Of a frozen model only adapters (beside its weights) have gradients and optimizer states.
-    *overheads* add gradient buckets, gradients not yet added up and the staging of the update.
+    *overheads* add gradient buckets, gradients not yet added up, gradients beside those that they are added to, and the
+    staging of the update.
     Source: arXiv 1910.02054; Megatron-Core's distributed optimizer (6 + 12/d); PyTorch FSDP prefetching one layer, and
     gradients of shards in the type of the parameters (distributed/fsdp/_runtime_utils.py, _cast_grad_to_param_dtype;
     _fully_shard/_fsdp_collectives.py, foreach_reduce).
@@ -82,6 +85,7 @@ def state_bytes(
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
     buckets = overheads.bucket_bytes * shard.total if reduced and level < 2 else 0.0
     loose = overheads.loose_gradient_bytes * unit
+    second = overheads.second_gradient_bytes * shard.total if level < 2 else 0.0
     optimizer = trained * layout.precision.optimizer_bytes * spread(1)
     moments_alone = layout.precision.optimizer_bytes <= MOMENTS_ALONE
     own_type = level >= 3 and not overheads.sixteen_bit_shards  # shards, and so their gradients
@@ -89,13 +93,18 @@ def state_bytes(
     of_shards = (2.0 if moments_alone else 4.0) if own_type else float(layout.precision.gradient_bytes)
     # of one rank the shards are the whole
     whole = float(shard.total) if layout.sharding.whole_gradients and level >= 3 and reduced else 0.0
-    summed = 0.0 if whole and overheads.gradients_freed else of_shards * spread(2)
+    of_step = of_shards * spread(2)
+    summed = 0.0 if whole and overheads.gradients_freed else of_step
     kept = 0.0 if in_optimizer else WEIGHT_BYTES
+    update = overheads.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0
+    if not layout.sharding.optimizer_offload:
+        update += overheads.update_copy_bytes * spread(1)
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
-        gradients=trained * (summed + layout.precision.gradient_bytes * whole + buckets + loose),
+        gradients=trained * (summed + layout.precision.gradient_bytes * whole + buckets + loose + second),
         optimizer=0.0 if layout.sharding.optimizer_offload else optimizer,
         gathered=gathered,
         on_host=optimizer if layout.sharding.optimizer_offload else 0.0,
-        update=trained * overheads.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0,
+        update=trained * update,
+        step_gradients=trained * (of_step + buckets + second),
     )

@@ -44,9 +44,11 @@ class MemoryPrediction:
         """What the gauge reads by part, in 1e9 bytes; the parts sum to peak_gb."""
         left_out = _NOT_READ[self.gauge]
         parts = {name: amount / GIGABYTE for name, amount in self.read.parts.items() if name not in left_out}
-        run_ahead = self.peak_gb - sum(parts.values())
-        if self.gauge == "reserved" and self.read.run_ahead:
-            parts["run_ahead"] = run_ahead
+        held = 0.0 if self.gauge == "allocated" else self.peak_gb - sum(parts.values())
+        for name in ("run_ahead", "cached"):
+            part = min(held, getattr(self.read, name) / GIGABYTE)
+            held -= part
+            parts |= {name: part} if part > 0.0 else {}
         return tuple(parts.items())
 
 
@@ -71,7 +73,7 @@ def predict_memory(prepared: PreparedRun) -> MemoryPrediction:
     fullest = report()
     read = report(stage=0) if prepared.first_stage_read else fullest
     peak_bytes = {
-        "device": read.total_bytes,
+        "device": read.device_bytes,
         "reserved": read.reserved_bytes,
         "allocated": read.allocated_bytes,
     }[prepared.gauge]

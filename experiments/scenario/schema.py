@@ -72,10 +72,14 @@ strategy_name = Parser(
     choices=strategy_names(),
 )
 
-_BUFFERS = "cuda_context_bytes", "library_bytes", "nccl_bytes_per_group"
+_BUFFERS = "cuda_context_bytes", "library_bytes", "nccl_bytes_per_group", "bucket_buffer_bytes"
 _BYTES_PER_UNIT = tuple(
-    f"{name}_bytes" for name in ("logit", "bucket", "loose_gradient", "gather_buffer", "eight_bit_copy")
-)
+    f"{name}_bytes"
+    for name in (
+        "logit", "bucket", "loose_gradient", "gather_buffer", "second_gradient", "update_copy", "cached_logit",
+        "eight_bit_copy",
+    )
+)  # fmt: skip
 """Bytes per parameter or logit, plain numbers."""
 _KEPT = tuple(field.name for field in fields(LayerActivations))
 

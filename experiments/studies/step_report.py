@@ -156,7 +156,7 @@ def memory_json(report: MemoryReport) -> dict[str, Any]:
     document: dict[str, Any] = plain(report)
     return {
         **document,
-        **attributes(report, "total_bytes parts"),
+        **attributes(report, "total_bytes device_bytes parts"),
         "fits_probability": fits_probability(report),
     }
 

@@ -16,7 +16,12 @@ OTHERS = {
     "experiments/papers/NAME.py",
 }
 """Files that pages name and that are Megatron-LM's, or for the reader to write."""
-JSON_KEYS = {("network", "contention_s"), ("summary", "by_doubt"), ("summary", "by_rules")}
+JSON_KEYS = {
+    ("memory", "total_bytes"),
+    ("network", "contention_s"),
+    ("summary", "by_doubt"),
+    ("summary", "by_rules"),
+}
 
 
 def anchors(page: Path) -> set[str]:

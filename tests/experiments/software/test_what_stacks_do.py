@@ -199,3 +199,43 @@ def test_norms_are_one_kernel_where_the_stack_has_pytorchs(
 ) -> None:
     said = setting_of(Run(RunConfig(gpu="h100", framework=framework, year=year)), "fused_norms")
     assert (said and said.value) == fused
+
+
+@pytest.mark.parametrize(
+    ("precision", "zero_stage", "notes", "gradients", "copies"),
+    [
+        ("bf16", "zero1", "", 2.0, None),  # bf16_optimizer.py
+        ("bf16", "none", "", 2.0, None),
+        ("bf16", "zero1", "gradients added up in bf16", None, 6.0),  # stage_1_and_2.py
+        ("fp16", "zero1", "", None, 6.0),
+        ("bf16", "zero2", "", None, 6.0),
+        ("bf16", "zero3", "", None, None),
+    ],
+)
+def test_optimizers_of_deepspeed_keep_second_gradients_or_flatten_them(
+    precision: str, zero_stage: str, notes: str, gradients: float | None, copies: float | None
+) -> None:
+    config = RunConfig(
+        gpu="a100",
+        framework="Megatron-DeepSpeed",
+        year=2022,
+        precision=precision,
+        zero_stage=zero_stage,
+        notes=notes,
+    )
+    said = (setting_of(Run(config), f"{switch}_bytes") for switch in ("second_gradient", "update_copy"))
+    assert [setting and setting.value for setting in said] == [gradients, copies]
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "context"),
+    [
+        ("Megatron-LM", 2022, 1.65e9),
+        ("Megatron-LM", 2023, None),
+        ("PyTorch FSDP1", 2022, 1.65e9),
+        ("Paxml", 2022, None),
+    ],
+)
+def test_kernels_were_loaded_with_the_process(framework: str, year: int, context: float | None) -> None:
+    said = setting_of(Run(RunConfig(gpu="a100", framework=framework, year=year)), "cuda_context_bytes")
+    assert (said and said.value) == context
