@@ -32,6 +32,8 @@ from hdpsim.experiments.scenario.scenario import load_scenario
 from hdpsim.experiments.studies.comparing.report import saved_words
 from hdpsim.experiments.studies.money import mean_price, price_of
 from hdpsim.experiments.studies.step_report import headline, one_line
+from hdpsim.simulator.planning import plan_batch
+from hdpsim.simulator.strategies.static.static_mesh import REFUSED_BY_OTHERS
 
 if TYPE_CHECKING:
     from hdpsim.cost_models.hardware.parts import Cluster
@@ -434,9 +436,18 @@ def _aside(found: SearchResult) -> str:
     return f", and {found.set_aside:,} only at first sight, where most were slower"
 
 
+def refused_elsewhere(scenario: Scenario) -> tuple[str, ...]:
+    """Why training programs would not start a mesh: how many micro-batches its batch makes."""
+    if scenario.strategy.name != "static":
+        return ()
+    plan, _, _ = plan_batch(scenario.setup(), scenario.batches(1)[0])
+    return tuple(note for note in plan.notes if REFUSED_BY_OTHERS in note)
+
+
 def remarks(scenario: Scenario, found: SearchResult) -> tuple[str, ...]:
     """What a reader of the figures must know."""
-    lines = [f"Left out: {reason}" for reason in found.left_out]
+    lines = [f"The best: {note}" for note in refused_elsewhere(planned(scenario, found.best[0]))]
+    lines += [f"Left out: {reason}" for reason in found.left_out]
     if not found.complete:
         lines.append(
             f"Not all candidates were looked at{_aside(found)}: the best of those that were. The search ended after "

@@ -10,6 +10,7 @@ from hdpsim.experiments.output.amounts import duration, large_amount, memory_of,
 from hdpsim.experiments.output.document import Column, Document, Table, files_of
 from hdpsim.experiments.output.json_data import attributes
 from hdpsim.experiments.output.statistics import estimate_json
+from hdpsim.experiments.planning.plan import refused_elsewhere
 from hdpsim.experiments.studies.money import usd_words
 
 from .earlier_dates import DateForMoney
@@ -106,8 +107,25 @@ def _answer(found: Recommendation) -> str:
         f"{large_amount(best.tokens)} tokens in {time} {cost}; "
         f"{study.ettr.mean:.1%} of the time trains, checkpoints, restarts and {study.failures.mean:,.1f} failures take "
         f"the rest. "
-        f"The probability of being done {goal.limits} is {best.probability:.0%}."
+        f"The probability of being done {goal.limits} is {best.probability:.0%}.{_cheaper(found)}"
         f"{'' if all(result.complete for result in found.types) else searched}"
+    )
+
+
+def _cheaper(found: Recommendation) -> str:
+    """That the fewest GPUs are not the cheapest: of several types numbers alone compare little."""
+    priced = [result.offer for result in found.types if result.offer and result.offer.usd is not None]
+    cheapest = min(priced, key=lambda offer: offer.usd or 0.0, default=found.best)
+    if (
+        found.aim != "gpus"
+        or found.best.usd is None
+        or cheapest.usd is None
+        or cheapest.usd >= found.best.usd
+    ):
+        return ""
+    return (
+        f" {cheapest.gpus:,} x {cheapest.scenario.cluster.gpu.name} cost less, {usd_words(cheapest.usd)}, with a "
+        f"probability of {cheapest.probability:.0%} (--objective usd looks for the cheapest)."
     )
 
 
@@ -131,6 +149,16 @@ def _table(found: Recommendation) -> Table[TypeResult]:
     )  # fmt: skip
     title = f"What meets {found.goal.words}" if found.goal.tokens else f"What {found.goal.words} train"
     return Table(title=f"{title}, by type of GPU", columns=columns, rows=found.types)
+
+
+def _refused(found: Recommendation) -> list[str]:
+    """What is recommended and could not be started as it is, by type of GPU."""
+    offers = [result.offer for result in found.types if result.offer]
+    return [
+        f"{offer.gpus:,} x {offer.scenario.cluster.gpu.name}: {note}"
+        for offer in offers
+        for note in refused_elsewhere(offer.scenario)
+    ]
 
 
 def _at_the_limit(result: TypeResult) -> bool:
@@ -179,6 +207,7 @@ def _notes(found: Recommendation) -> tuple[str, ...]:
     most = f"No more than {found.most_gpus:,} GPUs were tried (--max-gpus)."
     bound = any(_at_the_limit(result) for result in found.types)
     return (
+        *_refused(found),
         asked,
         *((most,) if bound and found.goal.wanted != "gpus" else ()),
         "Probability: how far off predictions of such runs were (log-normal through P10 and P90 of the band), and "

@@ -269,23 +269,33 @@ class MeshDraft:
         )
 
 
+REFUSED_BY_OTHERS = "training programs refuse that"
+"""In notes: the mesh can be simulated, but not started."""
+
+
 def _refused_elsewhere(problem: PlanningProblem, packs: int, groups: int) -> Iterator[str]:
     """Numbers of micro-batches that frameworks do not take.
 
-    Source: megatron/core/num_microbatches_calculator.py; megatron/core/pipeline_parallel/schedules.py,
-    forward_backward_pipelining_with_interleaving (the last group of micro-batches has none or at least pp).
+    Equal sequences make so many in every step; of others a loader packs as many as the groups take.
+    Source: megatron/core/num_microbatches_calculator.py (a global batch divides by micro-batch times groups);
+    megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving (the last group of
+    micro-batches has none or at least pp).
     """
     layout, slots = problem.cost.layout, -(-packs // groups)
+    turns = layout.pipeline.schedule == "interleaved"
+    whole = groups * (layout.parallel.pp if turns else 1)
+    fits = " or ".join(
+        f"{count:,}" for count in (packs // whole * whole, -(-packs // whole) * whole) if count
+    )
+    advice = f"{REFUSED_BY_OTHERS}; {fits} micro-batches suit (data.batch)"
     if packs < groups:
         yield (
-            f"{groups - packs} of {groups} data-parallel groups have no micro-batch: the batch makes {packs}. "
-            "Training programs refuse that"
+            f"{groups - packs} of {groups} data-parallel groups have no micro-batch: the batch makes {packs}; {advice}"
         )
-    elif layout.pipeline.schedule == "interleaved" and slots % layout.parallel.pp:
-        yield (
-            f"interleaved: {slots} micro-batches of a group are no multiple of pp = {layout.parallel.pp}; "
-            "Megatron-Core refuses that"
-        )
+    elif turns and slots % layout.parallel.pp:
+        yield f"interleaved: {slots} micro-batches of a group are no multiple of pp = {layout.parallel.pp}; {advice}"
+    elif packs % groups and (problem.lengths == problem.lengths[0]).all():
+        yield f"{packs:,} micro-batches do not divide among {groups:,} data-parallel groups; {advice}"
 
 
 def mesh_drafts(problem: PlanningProblem, below_s: float) -> list[MeshDraft]:

@@ -368,6 +368,8 @@ def test_racks_of_72_gpus_stand_beside_servers_of_8(keep_layout: bool) -> None:
     assert "USD an hour for each h100-80gb" in said
     assert offers["gb200-186gb"].paid_gpus % 72 == 0  # type: ignore[union-attr]
     assert offers["h100-80gb"].gpus % 8 == 0  # type: ignore[union-attr]
+    usd = {gpu: offer.usd for gpu, offer in offers.items() if offer}
+    assert ("cost less" in said) == (usd[found.best.scenario.cluster.gpu.name] > min(usd.values()))
 
 
 def test_a_type_that_cannot_run_the_scenario_takes_no_answer_from_the_others() -> None:

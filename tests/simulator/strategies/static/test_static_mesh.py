@@ -331,3 +331,24 @@ def test_a_mesh_whose_packs_are_padded_ends_no_earlier(task: Task):
             same = np.array_equal(draft.packs.pieces.micro_batch, other.packs.pieces.micro_batch)
             if same and draft.degree == other.degree:
                 assert draft.least_s >= other.least_s * (1.0 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pipeline", "said"),
+    [
+        ([4096] * 6, {}, "6 micro-batches do not divide among 4 data-parallel groups; training programs refuse that; "
+                         "4 or 8 micro-batches suit (data.batch)"),
+        ([4096] * 8, {}, None),
+        ([4096] * 5 + [4000], {}, None),
+        ([4096] * 3, {}, "1 of 4 data-parallel groups have no micro-batch: the batch makes 3; training programs refuse "
+                         "that; 4 micro-batches suit (data.batch)"),
+        ([4096] * 6, {"pp": 2, "vpp": 2, "schedule": "interleaved"}, "interleaved: 3 micro-batches of a group are no "
+         "multiple of pp = 2; training programs refuse that; 4 or 8 micro-batches suit (data.batch)"),
+    ],
+)  # fmt: skip
+def test_batches_that_training_programs_refuse_are_named(
+    lengths: list[int], pipeline: dict[str, object], said: str | None
+):
+    layout = Layout(cp=4, **pipeline)  # type: ignore[arg-type]
+    notes = plan_static(problem(lengths, layout=layout)).notes
+    assert [note for note in notes if "refuse" in note] == ([said] if said else [])
