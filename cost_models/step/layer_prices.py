@@ -191,11 +191,13 @@ class LayerPrices:
         tokens = batches.tokens_per_rank
         linear = {kind: cost.times(tokens, *sides) for kind, cost in self._costs.items()}
         overlapped_s = [terms.total for terms in linear[self._beside]]
-        rings = {
-            side: self.attention.times(batches, backward=side, linear_s=beside_s)
-            for side, beside_s in zip(sides, overlapped_s, strict=True)
-            if self._beside.attends
-        }
+        rings = {}
+        if self._beside.attends:
+            shared = self.attention.shared(batches)
+            rings = {
+                side: self.attention.times(batches, backward=side, linear_s=beside_s, shared=shared)
+                for side, beside_s in zip(sides, overlapped_s, strict=True)
+            }
         exchange_s = None  # of a Mamba-2 layer's groups
         if self._exchange is not None and (batches.group_size > 1).any():
             exchange_s = self._exchange.seconds(*batches.groups[:3])

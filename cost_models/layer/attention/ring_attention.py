@@ -43,6 +43,8 @@ CUT_ALONG_TOKENS: tuple[ContextParallelKind, ...] = ("ring", "double-ring", "all
 
 
 Cuts = tuple[Cut, PackPieces | None]
+Shared = tuple[Bools, Cuts]
+"""Which micro-batches are cut as a whole, and how all are cut."""
 
 
 class RingTimes(NamedTuple):
@@ -177,13 +179,21 @@ class AttentionCost:
         step_work = RingStepWork(step_s, self.merge_s(groups.tokens), self._step_host_s[backward])
         return rings.times(step_work, groups, passes=RING_BACKWARD_VOLUME if backward else 1.0)
 
-    def times(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> RingTimes:
+    def times(
+        self,
+        batches: MicroBatches,
+        *,
+        backward: bool,
+        linear_s: Floats | None = None,
+        shared: Shared | None = None,
+    ) -> RingTimes:
         """Seconds of attention, merging and waiting of one layer.
 
         *linear_s* (default: none) is the work between attention and attention, see ContextExchange.halves.
+        *shared*: how the micro-batches are shared, for who asks for both directions.
         """
         groups = batches.groups
-        step = self._step_s(batches, self.by_pack(batches), backward=backward)
+        step = self._step_s(batches, *(shared or self.shared(batches)), backward=backward)
         if not (groups.size > 1.0).any():  # nothing goes round
             none = np.zeros(batches.count)
             return RingTimes(step, none, none)
@@ -225,6 +235,11 @@ class AttentionCost:
         by_pack[matters] = unheard(lambda: remembered(self._choices, key, chosen))
         return by_pack
 
+    def shared(self, batches: MicroBatches) -> Shared:
+        """How ranks share each micro-batch, forward and backward alike."""
+        by_pack = self.by_pack(batches)
+        return by_pack, self._cuts(batches, by_pack)
+
     @staticmethod
     def _cuts(batches: MicroBatches, by_pack: Bools) -> Cuts:
         """How every document is cut, and the pieces of packs where some are cut as a whole."""
@@ -235,15 +250,13 @@ class AttentionCost:
         pieces = PackPieces.of(tokens, offsets, batches.group_size)
         return cut.where(np.repeat(by_pack, np.diff(offsets)), pieces.cut), pieces
 
-    def _step_s(
-        self, batches: MicroBatches, by_pack: Bools, cuts: Cuts | None = None, *, backward: bool
-    ) -> Floats:
+    def _step_s(self, batches: MicroBatches, by_pack: Bools, cuts: Cuts, *, backward: bool) -> Floats:
         """[n]: the attention of all segments of a micro-batch, on its one rank or in one step of its ring."""
         segment_tokens, segment_offsets = batches.segment_tokens, batches.segment_offsets
         group_size = batches.group_size.astype(np.float64)
         if not len(segment_tokens):
             return np.zeros(len(group_size))
-        cut, pieces = cuts or self._cuts(batches, by_pack)
+        cut, pieces = cuts
         per_segment = self.segments.seconds(cut, backward=backward)
         of_rank = per_segment * cut.share**2  # on average, over all ranks and over all steps of their ring
         step = np.add.reduceat(of_rank, segment_offsets[:-1])
@@ -286,7 +299,7 @@ class AttentionCost:
     def sent(self, batches: MicroBatches, *, backward: bool, linear_s: Floats | None = None) -> SentTimes:
         """What goes round between nodes for the attention of one layer; see times for the arguments."""
         groups = batches.groups
-        step_s = self._step_s(batches, self.by_pack(batches), backward=backward)
+        step_s = self._step_s(batches, *self.shared(batches), backward=backward)
         if self._nested_rings is not None:
             return self._nested(self._nested_rings, step_s, groups, backward=backward).sent
         if self._exchange is not None:

@@ -15,6 +15,9 @@ from hdpsim.simulator.setup import Packing
 from hdpsim.simulator.strategies.problem import PlanningProblem
 
 TIGHT_CHUNK = 8192  # sequences packed together: enough to choose from, few enough for lists
+IN_TURN = (
+    2**14
+)  # sequences up to which packs are filled in turn: taking out of the middle of longer lists takes longer
 MOST_KEPT = 4096  # sequences of a batch whose packs are kept
 TIGHT_PAIRS = 6  # pairs tried to fill a pack exactly
 
@@ -35,7 +38,7 @@ def pack(lengths: Ints, capacity_tokens: int, method: Packing) -> Pieces:
         case "best-fit":
             bins = _packed_once(best_fit, lengths, capacity_tokens)
         case "first-fit":
-            bins = _packed_once(_first_fit_decreasing, lengths, capacity_tokens)
+            bins = _packed_once(first_fit_decreasing, lengths, capacity_tokens)
         case _:
             assert_never(method)
     return Pieces.of_whole(lengths, bins)
@@ -139,8 +142,39 @@ def best_fit(lengths: Ints, capacity_tokens: int) -> Ints:
     return np.array(bins, dtype=np.int64)
 
 
-def _first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
-    """First fit, longest first, on a tournament tree over the packs' free room (O(log packs) a sequence).
+def first_fit_decreasing(lengths: Ints, capacity_tokens: int) -> Ints:
+    """First fit, longest first: each sequence goes to the first pack that has room for it."""
+    return (_fill_in_turn if len(lengths) <= IN_TURN else _first_fit_by_room)(lengths, capacity_tokens)
+
+
+def _fill_in_turn(lengths: Ints, capacity_tokens: int) -> Ints:
+    """First fit, longest first, one pack after the other: the first one takes of all what fits, the next of the rest.
+
+    A length and its place are one number, as in _fill_tightly, ascending; of equal lengths the first one comes last.
+    """
+    count = len(lengths)
+    bits = count.bit_length()
+    place = (1 << bits) - 1
+    left = np.sort((lengths.astype(np.int64) << bits) + np.arange(count)[::-1]).tolist()
+    taken: list[int] = []
+    sizes: list[int] = []
+    while left:
+        before, end = len(taken), len(left)
+        room = (capacity_tokens << bits) + place
+        while (
+            end := bisect_right(left, room, 0, end) - 1
+        ) >= 0:  # the longest that fits, of those not looked at
+            taken.append(left.pop(end))
+            room -= taken[-1] & ~place
+        sizes.append(len(taken) - before)
+    bins = np.empty(count, dtype=np.int64)
+    number = count - 1 - (np.array(taken, dtype=np.int64) & place)
+    bins[number] = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    return bins
+
+
+def _first_fit_by_room(lengths: Ints, capacity_tokens: int) -> Ints:
+    """The same on a tournament tree over the packs' free room: O(log packs) a sequence, however many there are.
 
     No two packs together hold less than one can, so that there are at most twice as many as the tokens fill.
     """

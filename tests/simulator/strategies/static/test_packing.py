@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdpsim.simulator.setup import Packing
-from hdpsim.simulator.strategies.static.packing import best_fit, in_chunks, pack, pack_chunked, pack_tightly
+from hdpsim.simulator.strategies.static.packing import (
+    _first_fit_by_room,
+    best_fit,
+    in_chunks,
+    pack,
+    pack_chunked,
+    pack_tightly,
+)
 
 METHODS: list[Packing] = ["in-order", "first-fit", "best-fit", "concatenate"]
 
@@ -158,6 +165,7 @@ def test_first_fit_is_first_fit(batch: tuple[int, list[int]]):
         room[place] -= lengths[number]
         expected[number] = place
     assert bins(lengths, capacity, "first-fit") == expected
+    assert _first_fit_by_room(np.array(lengths), capacity).tolist() == expected  # as of many sequences
 
 
 @pytest.mark.parametrize("method", METHODS[:3])
