@@ -52,7 +52,7 @@ class MemoryOverheads(Checked):
         update_in_one_piece: these copies are single tensors. No block that activations left is large enough for one, so
             the allocator asks the driver for more, where there is more.
         cached_logit_bytes: bytes per logit that the loss has freed and that nothing later fits into: the allocator
-            holds on to them, where there is room.
+            holds on to them, where there is room. What it loses of such logits is given back as well.
         eight_bit_copy_bytes: bytes per matrix weight of 8-bit copies beside the 16-bit weights: 2 where both layouts
             are kept, 0 where the 8-bit weights are the only ones (masters are with the optimizer).
         host_run_ahead: the host queues work faster than the GPU finishes it, and what a communication stream still

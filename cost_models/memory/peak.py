@@ -305,6 +305,8 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
     gathered = states.gathered + (buffers if layout.parallel.pp == 1 else 0.0)
     update = max(0.0, states.step_gradients + states.update - gradients - gathered - moving)
     cached = extra.cached_logit_bytes * logits_per_token(model, layout) * chunks[-1].head * tokens
+    given_back = extra.fragmentation_share * head if cached else 0.0
+    cached += given_back
     cached += buffers if layout.parallel.pp > 1 else 0.0
     if extra.update_in_one_piece:
         cached += max(0.0, states.update - update)
@@ -324,7 +326,7 @@ def _stage_report(job: _Job, stage: _FilledStage, load: _Load) -> MemoryReport:
         working_set=working_set,
         communication=load.groups * extra.nccl_bytes_per_group,
         context=extra.cuda_context_bytes + extra.library_bytes,
-        fragmentation=extra.fragmentation_share * moving,
+        fragmentation=extra.fragmentation_share * moving - given_back,
         host_bytes=(1.0 - share) * held + states.on_host,
         capacity_bytes=job.cluster.gpu.hbm_bytes,
         host_capacity_bytes=job.cluster.node.host_memory_bytes / job.cluster.node.gpus,

@@ -30,7 +30,7 @@ class MemoryReport:
         communication: NCCL buffers.
         context: CUDA context and libraries.
         update: staging of the optimizer step as far as it exceeds what activations and buffers took before.
-        fragmentation: allocator loss.
+        fragmentation: allocator loss; of logits whose blocks are large enough to be given back it is cached.
         host_bytes: offloaded activations and optimizer states in host memory, of this GPU.
         capacity_bytes: what the GPU has.
         host_capacity_bytes: this GPU's share of the host memory.

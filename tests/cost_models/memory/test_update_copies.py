@@ -63,6 +63,14 @@ def test_single_tensors_come_on_top_of_what_the_allocator_holds(blocks: int, ran
     assert pieces.reserved_bytes == pytest.approx(on_top - without.context - without.communication)
 
 
+def test_gradients_that_grow_are_all_there_in_the_step() -> None:
+    """fms-acceleration's full fine-tuning in 16 bits: weights 2, gradients 2, moments 4, their root 2 B a parameter."""
+    stack = replace(LEAN, update_copy_bytes=2.0, gradients_freed=True)
+    layout = Layout().changed(gradient_bytes=2, optimizer_bytes=4)
+    report = memory_report(LLAMA, layout, CLUSTER, 1, 1024, micro_batches=1, overheads=stack)
+    assert report.allocated_bytes == pytest.approx((2 + 2 + 4 + 2) * COUNT)
+
+
 def test_second_gradients_are_whole() -> None:
     """DeepSpeed's optimizer for bf16: 2 B a parameter beside 4, on however many ranks."""
     layout = Layout().changed(sharding="zero1")
@@ -91,6 +99,9 @@ def test_freed_logits_are_held_where_there_is_room() -> None:
     held, without = (_report(4096, stack) for stack in (cached, LEAN))
     assert held.total_bytes == without.total_bytes
     assert held.device_bytes - without.device_bytes == pytest.approx(2.0 * 4096 * LLAMA.vocab)
+    lossy, cached_lossy = (_report(4096, replace(stack, fragmentation_share=0.1)) for stack in (LEAN, cached))
+    assert cached_lossy.fragmentation == pytest.approx(lossy.fragmentation - 0.1 * lossy.head)
+    assert cached_lossy.device_bytes == pytest.approx(lossy.device_bytes + held.cached)
     full = replace(held, capacity_bytes=held.total_bytes)
     assert full.device_bytes == full.total_bytes
     assert full.fits

@@ -51,10 +51,10 @@ def test_what_a_stack_keeps_is_read_from_its_rules() -> None:
     assert stack_of(_config(framework="Megatron-LM")) == MemoryOverheads()
     assert not stack_of(_config(notes="after_pp_fix=False: old")).host_run_ahead
     assert stack_of(_config(framework="NeMo 24.07 (Megatron-Core)")).eight_bit_copy_bytes == 0.0
-    for year, notes, logit in ((2025, "", 14), (2025, "torch.compile", 4), (2024, "torch.compile", 14)):
+    for year, notes, logit in ((2025, "", 16), (2025, "torch.compile", 4), (2024, "torch.compile", 16)):
         said = _config(framework="torchtitan (FSDP2)", year=year, notes=notes)
         assert stack_of(said).logit_bytes == logit
-    assert stack_of(replace(said, year=2025, notes="torchtitan 0.0.2, torch.compile")).logit_bytes == 14.0
+    assert stack_of(replace(said, year=2025, notes="torchtitan 0.0.2, torch.compile")).logit_bytes == 16.0
     assert stack_of(_config(framework="LLM-Foundry/Composer FSDP1")).logit_bytes == 4.0
     assert stack_of(_config(notes="tiled logits+loss")).logit_bytes == 0.0
     kept = stack_of(_config(framework="MaxText", notes="remat_policy: save_qkv_proj (most)")).selective_keeps

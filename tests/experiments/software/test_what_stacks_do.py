@@ -34,12 +34,12 @@ def test_recipes_overlap_tensor_parallel_traffic_where_their_files_say_so(
 @pytest.mark.parametrize(
     ("framework", "fused", "loss_bytes", "logit_bytes"),
     [
-        ("Hugging Face Trainer", False, 36.0, 14.0),
+        ("Hugging Face Trainer", False, 36.0, 12.0),
         ("Hugging Face Trainer with torch.compile", None, None, None),  # the loss is part of what is compiled
         ("Hugging Face Trainer with Liger kernels", None, None, None),
-        ("prime-rl (PyTorch FSDP2) with torch.compile", None, 36.0, 14.0),  # it compiles layers, not the loss
+        ("prime-rl (PyTorch FSDP2) with torch.compile", None, 36.0, 16.0),  # it compiles layers, not the loss
         ("lit-gpt with torch.compile", None, None, None),
-        ("torchtitan", False, 36.0, 14.0),
+        ("torchtitan", False, 36.0, 12.0),
         ("torchtitan with torch.compile", None, None, 4.0),
         ("PyTorch FSDP1 with fused MLP and cross-entropy", False, 6.0, None),
         ("LLM-Foundry", None, 6.0, 4.0),
@@ -239,3 +239,39 @@ def test_optimizers_of_deepspeed_keep_second_gradients_or_flatten_them(
 def test_kernels_were_loaded_with_the_process(framework: str, year: int, context: float | None) -> None:
     said = setting_of(Run(RunConfig(gpu="a100", framework=framework, year=year)), "cuda_context_bytes")
     assert (said and said.value) == context
+
+
+@pytest.mark.parametrize(
+    ("framework", "tp", "notes", "logit_bytes", "cached"),
+    [
+        ("torchtitan", 1, "", 12.0, 2.0),
+        ("torchtitan", 8, "", 16.0, 2.0),  # the loss of cut logits has one more of 4 B
+        ("torchtitan with torch.compile", 8, "", 4.0, None),
+        ("TRL", 1, "", 12.0, 2.0),
+        ("TRL", 1, "tiled logits", 0.0, None),
+    ],
+)
+def test_blocks_of_16_bit_logits_are_too_small_for_those_of_32(
+    framework: str, tp: int, notes: str, logit_bytes: float, cached: float | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, year=2025, tp=tp, notes=notes))
+    said = (setting_of(run, switch) for switch in ("logit_bytes", "cached_logit_bytes"))
+    assert [setting and setting.value for setting in said] == [logit_bytes, cached]
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "switches", "copies"),
+    [
+        ("Hugging Face Trainer", 2024, (), 4.0),
+        ("Hugging Face Trainer", 2024, (("optimizer_bytes", 4),), 2.0),  # states of 16 bits
+        ("Hugging Face Trainer", 2026, (), None),  # fused by default
+        ("Hugging Face Trainer, DeepSpeed", 2024, (), None),
+        ("torchtitan", 2024, (), None),
+    ],
+)
+def test_adam_by_lists_has_the_roots_of_all_second_moments_at_once(
+    framework: str, year: int, switches: tuple[tuple[str, object], ...], copies: float | None
+) -> None:
+    config = RunConfig(gpu="a100", framework=framework, year=year, zero_stage="fsdp", switches=switches)
+    said = setting_of(Run(config), "update_copy_bytes")
+    assert (said and said.value) == copies
