@@ -36,8 +36,8 @@ _Process = Generator[simpy.Event, None, None]
 def simulate_campaign(setup: CampaignSetup) -> CampaignResult:
     """Run one campaign.
 
-    Counted: everything in ACCOUNTS; failures strike during recovery too and start it anew; the rate is that of a
-        full job all the time. Planned stops and evictions of stragglers wait for the next checkpoint and its upload.
+    Counted: everything in ACCOUNTS; failures strike during recovery too and start it anew, but none of nodes that are
+        away. Planned stops and evictions of stragglers wait for the next checkpoint and its upload.
     Ignored: a node that becomes slow does so at the next checkpoint; failures of spares; node failures that come in
         groups; silent data corruption that is only seen after more than one checkpoint.
     """
@@ -53,9 +53,15 @@ class _Run:
 
     def __init__(self, setup: CampaignSetup) -> None:
         self._setup = setup
-        failures, self._detect, self._steps_random, repair, self._slow_random, self._test_random = map(
-            np.random.default_rng, np.random.SeedSequence(setup.seed).spawn(6)
-        )
+        (
+            failures,
+            self._detect,
+            self._steps_random,
+            repair,
+            self._slow_random,
+            self._test_random,
+            self._where,
+        ) = map(np.random.default_rng, np.random.SeedSequence(setup.seed).spawn(7))
         self._env = simpy.Environment()
         self._pool = SparePool(self._env, setup.spares, setup.handling.repair_s, repair)
         self._pace = Pace(
@@ -181,7 +187,7 @@ class _Run:
         """Take the node behind *cause* out of the job, if there is one, and send it to repair."""
         if cause is STRAGGLER:
             self._slow -= 1
-        if cause.evict:
+        if cause.evict and self._missing < self._setup.nodes:  # what is found twice leaves once
             self._missing += 1
             self._evictions += 1
             self._false_evictions += cause is FALSE_ALARM
@@ -285,7 +291,7 @@ class _Run:
         cause = blow.cause if isinstance(blow, Fault) else blow
         self._unplanned += 1
         self._open.append((cause.name, self._tick_now, lost))
-        if cause is blow and cause.evict:
+        if cause is blow and cause.evict and len(self._faults) + self._missing < self._setup.nodes:
             self._faults.append(Fault(cause))
         return cause
 
@@ -319,10 +325,20 @@ class _Run:
         """Failures, one after the other."""
         for gap, cause in draws:
             yield self._env.timeout(gap)
+            if self._strikes_nobody(cause):
+                continue
             if cause.detection == "planned":
                 self._request(cause)
             else:
                 self._job.interrupt(cause)
+
+    def _strikes_nobody(self, cause: FailureCause) -> bool:
+        """Whether a failure would be one of a node that is away: draws are those of a full job.
+
+        Every failure takes one number, whatever is away, so that runs that differ in repairs have the same failures.
+        """
+        place = self._where.uniform() * self._setup.nodes
+        return cause.scope != "job" and place < self._missing
 
     def _request(self, cause: FailureCause) -> None:
         """Ask the job to stop (or to take note) at its next checkpoint."""
@@ -355,7 +371,8 @@ class _Run:
         setup, wrong = self._setup, self._setup.handling.straggler_false_positives
         while True:
             yield self._env.timeout(ticks(setup.straggler_detection_s))
-            healthy = max(0, setup.nodes - self._missing - self._slow)
+            known = self._missing + self._slow + self._requests.count(FALSE_ALARM)
+            healthy = max(0, setup.nodes - known)
             for _ in range(int(self._test_random.binomial(healthy, wrong))):
                 self._request(FALSE_ALARM)
 

@@ -209,6 +209,43 @@ def test_an_empty_pool_waits_for_repairs_and_a_large_one_does_not() -> None:
     assert waits[0] > 0.5 * 60 * DAY
 
 
+@pytest.mark.parametrize(("nodes", "spares"), [(1, 0), (4, 0), (4, 2)])
+def test_waiting_for_nodes_is_that_of_machines_in_repair(nodes: int, spares: int) -> None:
+    """Nodes that are away do not fail: a job of one node waits for repair / (time to failure + repair).
+
+    With k nodes in repair min(n, n + s - k) of them fail, each at its rate, and k are repaired: a birth-death process.
+    """
+    to_failure, repair, days = 10.0, 5.0, 4000
+    chances = [1.0]
+    for away in range(nodes + spares):
+        at_work = min(nodes, nodes + spares - away)
+        chances.append(chances[-1] * at_work / to_failure / ((away + 1) / repair))
+    cause = FailureCause(name="x", per_day=1 / to_failure, scope="node", detection="in-band", evict=True)
+    quick = {"scheduling_s": 0.0, "group_initialisation_s": 0.0, "load_s": 0.0, "block_s": 0.0}
+    base = replace(CALM, **quick, nodes=nodes, spares=spares, duration_s=days * DAY, step_s=HOUR)
+    result = simulate_campaign(
+        replace(
+            base,
+            steps_per_checkpoint=1,
+            failures=FailureProfile(name="p", title="p", causes=(cause,)),
+            handling=replace(HANDLING, repair_s=repair * DAY, diagnosis_s=0.0),
+        )
+    )
+    check(result)
+    waits = result.account_s["waiting_for_node"] / result.duration_s
+    assert waits == pytest.approx(1.0 - sum(chances[: spares + 1]) / sum(chances), abs=0.04)
+
+
+def test_no_more_nodes_leave_than_there_are() -> None:
+    """Failures, rounds of tests and looks that take healthy nodes for bad ones: one node may be found many times."""
+    wrong = replace(HANDLING, diagnosis_false_positives=0.5, straggler_false_positives=0.5, repair_s=HOUR)
+    often = replace(CALM, nodes=1, spares=0, duration_s=4 * DAY, failures=profile(1 / HOUR, evict=True))
+    result = simulate_campaign(replace(often, handling=wrong, straggler_detection_s=300.0))
+    check(result)
+    assert result.evictions > 20
+    assert result.account_s["training"] > 0
+
+
 def test_planned_stops_lose_no_work_and_cost_upload_and_restart() -> None:
     base = replace(CALM, duration_s=30 * DAY, upload_s=20.0, failures=profile(1 / HOUR, "planned"))
     result = simulate_campaign(base)
