@@ -127,12 +127,6 @@ def _estimating(setup: Setup, problem: PlanningProblem) -> PlanningProblem:
 
 def check_strategy(setup: Setup) -> None:
     """Raise InfeasibleError for a layout that the strategy cannot run, and for more ranks than can be planned."""
-    meets = setup.layout.meeting_ranks(setup.ranks) > 1
-    if setup.strategy.name != "static" and setup.execution.network == "flows" and meets:
-        raise InfeasibleError(
-            "HDP ranks run different micro-batches and meet in every layer (layout.sharding = zero3, or experts across "
-            "ranks): execution.network = flows does not follow that; use execution.network = independent"
-        )
     if setup.strategy.name != "static" and setup.layout.pipeline.schedule == "dualpipe":
         raise InfeasibleError(
             "HDP ranks run different numbers of micro-batches; layout.schedule = dualpipe needs the same even number "

@@ -79,7 +79,12 @@ class Timeline:
         return np.where(np.isnan(self.computed_s), self.end_s, self.computed_s)
 
 
-def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, Floats]] = ()) -> Execution:
+def account(
+    program: Program,
+    timeline: Timeline,
+    longer_s: Sequence[tuple[int, Floats]] = (),
+    waited_s: Floats | float = 0.0,
+) -> Execution:
     """Return the step with every second of every rank and stage in exactly one account.
 
     Before an operation a process waits for its input (wait_pipeline), then for the other members of the group
@@ -87,7 +92,8 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
     slowest micro-batch of a meeting, takes longer is wait_group too, and so is waiting for others to end with it. What
     two overlapped operations hide of each other's communication is in no account.
 
-    *longer_s*: of some terms, what each operation takes beyond the costs.
+    *longer_s*: of some terms, [stages, ranks]: what processes take beyond the costs.
+    *waited_s*: [stages, ranks]: what they wait for their groups meanwhile.
     """
     costs, extras = program.costs, program.extras
     term_s = _term_seconds(program, costs, program.entries, program.times.factors)
@@ -100,10 +106,10 @@ def account(program: Program, timeline: Timeline, longer_s: Sequence[tuple[int, 
         waits = waits[0], waits[1] + (term_s - own_s).sum(axis=0)
         term_s = own_s
     for term, seconds in longer_s:
-        term_s[term] += sum_by_process(program, seconds)
+        term_s[term] += seconds
     if extras is not None and costs.overlapped_term is not None:
         term_s[costs.overlapped_term] -= _by_process(program, extras.hidden_s)
-    return book(costs, timeline.step_end, term_s, *waits)
+    return book(costs, timeline.step_end, term_s, waits[0], waits[1] + waited_s)
 
 
 def sum_by_process(program: Program, operation_s: Floats) -> Floats:

@@ -20,7 +20,7 @@ import numpy as np
 
 from hdpsim.arrays import Floats, Ints, offsets_of, ranges
 from hdpsim.cost_models.step.step_costs import StepCosts
-from hdpsim.errors import InfeasibleError, PlanError
+from hdpsim.errors import PlanError
 from hdpsim.simulator.plan import HOLE, Entries, Plan
 from hdpsim.simulator.play.execution import Noise
 
@@ -64,21 +64,12 @@ class Meetings:
 def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings | None:
     """The meetings of a plan; None where ranks do not meet, or what they run is alike anyway.
 
-    Transfers that share links (costs.traffic) are played without meetings, which is right where all is alike only.
-
     Raises:
-        InfeasibleError: they share links, and what meets differs.
         PlanError: members of a group would meet others at different slots, and wait for ever.
     """
     block = costs.meeting_ranks
     if block == 1 or costs.alike or plan.micro_batches == 0:
         return None
-    if costs.traffic is not None:
-        raise InfeasibleError(
-            "ranks run different micro-batches and meet in every layer (layout.sharding = zero3, or experts across "
-            "ranks): execution.network = flows does not follow that; use execution.network = independent, or "
-            "sequences of one length (data.lengths)"
-        )
     own = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
     entries = plan.entries
     _, rank, slot, micro_batch = entries

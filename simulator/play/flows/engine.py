@@ -1,6 +1,7 @@
 """A step whose transfers share the links of a network: the engine, with activities in place of durations.
 
-    operation     its transfers as one activity, then the rest of it (see program); beside both its copies to the host
+    operation     its transfers as one activity, then the rest of it (see program); beside both its copies to the host.
+                  Of a meeting each micro-batch so; it ends with the last (see works)
     transfer      from one stage of a group to the next: an activity, then its latency. Those that hold stages: see
                   exchanges
     gather, sum   what shows: an activity that all ranks of the stage wait for. What is hidden: an activity beside the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import simpy
@@ -23,17 +25,18 @@ from hdpsim.cost_models.step.step_traffic import TrafficKind
 from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.flows import FlowNetwork
 from hdpsim.simulator.network.link_flaps_on_flows import Flap, play_flaps
-from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.plan import HOLE, Plan
 from hdpsim.simulator.play.accounts import Timeline, account, make_spans, sum_by_process
 from hdpsim.simulator.play.engine import Operation, StepPlay, without_collector
 from hdpsim.simulator.play.execution import Execution, Noise, SharedLinks
 from hdpsim.simulator.play.pipeline.program import compile_program
 from hdpsim.simulator.play.replay import run_replay
 
+from .combined import Combined, Part
 from .exchanges import HeldTransfers
 from .program import EdgeTraffic, FlowProgram, row_of_stage, stage_pairs, with_durations
 from .rings import busiest_ring
-from .routes import Combined, Part, Rows, Wired
+from .routes import Rows, Wired
 
 _Process = Generator[simpy.Event, None, None]
 _GATHER, _SUM = "parameter gather", "gradient sum"
@@ -126,12 +129,18 @@ class FlowStep(StepPlay):
             [(one.kind, flows.routes.passes[one.kind], one.sent_bytes) for one in some]
             for some in (flows.sent, flows.streams)
         )
-        self._stream_late_s = np.zeros(len(self._row))
-        chain, traffic = flows.priced.chain, flows.priced.costs.traffic
-        assert traffic is not None
+        self._late_s = [0.0] * len(self._row)
+        self._stream_late_s = [0.0] * len(self._row)
+        self._works = flows.works.of_operations()
+        chain, works = flows.priced.chain, flows.works
+        self._work_units, traffic = works.units, works.traffic
         self._transfer_bytes: list[float] = traffic.transfer_bytes.tolist()
         self._latency_s: list[float] = traffic.transfer_fixed_s.tolist()
         self._held = HeldTransfers.of(flows.alone)
+        self._held_works = [] if self._held is None else works.of_ranks(self._held.rank, self._held.result)
+        if self._works is not None and self._held is None:  # the next meeting needs all results of one
+            for number, parts in enumerate(self._works[: -self._units]):
+                self._missing[number + self._units] += len(parts) - 1
         self._between = flows.routes.transfers if self._held is None else flows.routes.rank_transfers
         sent = dict(zip(np.flatnonzero(chain.sends).tolist(), stage_pairs(chain), strict=True))
         self._pairs = [sent[link] if sent.get(link) in self._between else None for link in range(chain.links)]
@@ -157,7 +166,7 @@ class FlowStep(StepPlay):
     def _start(self, operation: Operation) -> None:
         number, now_s = operation.number, self._env.now
         start_s = self._start_s[number] = max(now_s, self._input_s[number])
-        if not self._sending_s[number] and not self._streaming_s[number]:
+        if self._works is None and not self._sending_s[number] and not self._streaming_s[number]:
             self._end(operation, start_s - now_s + self._duration_s[number])
         elif start_s > now_s:
             later = self._env.timeout(start_s - now_s)
@@ -166,42 +175,68 @@ class FlowStep(StepPlay):
             self._begin(operation)
 
     def _begin(self, operation: Operation) -> None:
-        """Send what an operation sends, then do the rest of it; stream to the host beside that."""
+        """Begin what micro-batches do of an operation."""
         number = operation.number
-        sends = self._activity(number, self._kinds, self._sending_s[number])
-        streams = self._activity(number, self._stream_kinds, self._streaming_s[number])
-        duration_s = self._duration_s[number]
+        duration_s, ended = self._duration_s[number], partial(self._end, operation)
+        if self._works is None:
+            self._work(number, duration_s, ended)
+            return
+        works = self._works[number]
+        last = _Last(self._env, len(works), ended)
+        for work in works:
+            self._work(work, duration_s, last.done)
+
+    def _work(self, work: int, duration_s: float, done: Callable[[float], None]) -> None:
+        """Send what a work sends, then do the rest of it; stream to the host beside that.
+
+        *done*: told how many seconds from then on it is over.
+        """
+        sends = self._activity(work, self._kinds, self._sending_s[work])
+        streams = self._activity(work, self._stream_kinds, self._streaming_s[work])
         if streams is not None:
-            self._env.process(self._with_streams(operation, sends, streams))
+            self._env.process(self._with_streams(work, duration_s, sends, streams, done))
         elif sends is None:
-            self._end(operation, duration_s)
+            done(duration_s)
         else:
-            rest_s = max(0.0, duration_s - sends.alone_s)
-            self._network.begin(sends, lambda _: self._end(operation, rest_s))
+            alone_s = sends.alone_s
+
+            def sent(took_s: float) -> None:
+                self._late_s[work] = max(0.0, took_s - alone_s)
+                done(max(0.0, duration_s - alone_s))
+
+            self._network.begin(sends, sent)
 
     def _activity(
-        self, number: int, kinds: list[tuple[TrafficKind, Rows, Floats]], alone_s: float
+        self, work: int, kinds: list[tuple[TrafficKind, Rows, Floats]], alone_s: float
     ) -> Activity | None:
         if not alone_s:
             return None
-        row = self._row[number]
-        sent = [Part(kind, rows, row, float(volume[number])) for kind, rows, volume in kinds]
+        row = self._row[work]
+        sent = [Part(kind, rows, row, float(volume[work])) for kind, rows, volume in kinds]
         label = max(sent, key=lambda part: part.sent)[0]
         return self._combined.activity(sent, alone_s, label, self._flows.routes.who(label, row))
 
-    def _with_streams(self, operation: Operation, sends: Activity | None, streams: Activity) -> _Process:
-        """An operation ends when its work and its streams have; what follows them takes as long as ever."""
-        duration_s, begin_s = self._duration_s[operation.number], self._env.now
+    def _with_streams(
+        self,
+        work: int,
+        duration_s: float,
+        sends: Activity | None,
+        streams: Activity,
+        done: Callable[[float], None],
+    ) -> _Process:
+        """A work is over when it and its streams are; what follows them takes as long as ever."""
+        begin_s = self._env.now
         streamed = self._network.start(streams)
         took_s = duration_s
         if sends is not None:
             yield self._network.start(sends)
-            took_s += max(0.0, self._env.now - begin_s - sends.alone_s)
+            late_s = self._late_s[work] = max(0.0, self._env.now - begin_s - sends.alone_s)
+            took_s += late_s
         yield streamed
         streamed_s: float = streamed.value  # type: ignore[assignment]
         stream_took_s = duration_s + max(0.0, streamed_s - streams.alone_s)
-        self._stream_late_s[operation.number] = max(0.0, stream_took_s - took_s)
-        self._end(operation, max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
+        self._stream_late_s[work] = max(0.0, stream_took_s - took_s)
+        done(max(0.0, begin_s + max(took_s, stream_took_s) - self._env.now))
 
     def _send(self, number: int, now_s: float) -> None:
         """Send a result to the next stage: between nodes as an activity, unless it holds stages."""
@@ -209,8 +244,9 @@ class FlowStep(StepPlay):
         if self._held is not None:
             arrival_s = now_s + self._result_delay_s[number]
             self._arrived(following, arrival_s, arrival_s)
-        else:
-            self._transfer(number, self._group[number], [(following, number)])
+            return
+        for work in (number,) if self._works is None else self._works[number]:
+            self._transfer(number, work, self._group[work], [(following, number)])
 
     def _operation_with_feeds_ended(self, operation: simpy.Event) -> None:
         """Note the end of an operation; where transfers hold stages those begin that only waited for it."""
@@ -221,20 +257,21 @@ class FlowStep(StepPlay):
         self._operation_ended(operation)
         assert isinstance(operation, Operation)
         for ready in held.ready_behind(operation.number):
-            self._transfer(held.result[ready], held.rank[ready], held.waiting[ready])
+            self._transfer(held.result[ready], self._held_works[ready], held.rank[ready], held.waiting[ready])
 
-    def _transfer(self, number: int, row: int, waiting: list[tuple[int, int]]) -> None:
-        """Send the result of an operation from now on; between nodes an activity.
+    def _transfer(self, number: int, work: int, row: int, waiting: list[tuple[int, int]]) -> None:
+        """Send the result of a work of an operation from now on; between nodes an activity.
 
         *waiting*: operations that wait for it, and those at whose ends they would have it if nobody else were late.
         """
         begin_s, alone_s, ends_s = self._env.now, self._result_delay_s[number], self._end_s
-        latency_s = self._latency_s[number % self._units]
-        activity = self._transfer_of(number, row)
+        activity = None if work == HOLE else self._transfer_of(work, row, alone_s)
         if activity is None:
             for operation, since in waiting:
                 self._arrived(operation, begin_s + alone_s, ends_s[since] + alone_s)
             return
+
+        latency_s = self._latency_s[work % self._work_units]
 
         def arrived(_: float) -> None:
             arrival_s = self._env.now + latency_s
@@ -250,19 +287,19 @@ class FlowStep(StepPlay):
             self._arrival_s[number] = accounted_s
         self._feed(number, arrival_s)
 
-    def _transfer_of(self, number: int, row: int) -> Activity | None:
+    def _transfer_of(self, work: int, row: int, delay_s: float) -> Activity | None:
         """Between nodes an activity, one for all equal transfers of a group, or of a rank that it holds."""
-        link, unit = divmod(number, self._units)
+        link, unit = divmod(work, self._work_units)
         pair = self._pairs[link]
         if pair is None:
             return None
-        wire_s = self._result_delay_s[number] - self._latency_s[unit]
+        wire_s = delay_s - self._latency_s[unit]
         volume_bytes = self._transfer_bytes[unit]
         key = (pair, row, volume_bytes, wire_s)
         if key not in self._transfers:
             label, routes = "stage transfer", self._flows.routes
             sent = [Part(f"transfer {pair}", self._between[pair], row, volume_bytes)]
-            who = routes.who(label, self._row[number])
+            who = routes.who(label, self._row[work])
             self._transfers[key] = self._combined.activity(sent, wire_s, label, who)
         return self._transfers[key]
 
@@ -359,23 +396,43 @@ class FlowStep(StepPlay):
     def account(self, timeline: Timeline) -> tuple[Execution, Floats]:
         """Where the time of the step went, that of shared links in the accounts of what was sent; that part alone."""
         flows, alone = self._flows, self._flows.alone
-        played_s = np.where(
-            np.isnan(timeline.end_s), alone.operation_s, timeline.own_ends_s - timeline.start_s
-        )
-        streams_s = np.where(np.isnan(timeline.end_s), 0.0, self._stream_late_s)
-        shared_s = played_s - alone.operation_s - streams_s
+        shared_s, streams_s = np.array(self._late_s), np.array(self._stream_late_s)
         sending_s = sum((one.alone_s for one in flows.sent), np.zeros(len(shared_s)))
         share = np.divide(shared_s, sending_s, out=np.zeros_like(shared_s), where=sending_s > 0)
         contended = [(one.term, share * one.alone_s) for one in flows.sent]
         if flows.streams:
             contended.append((flows.streams[0].term, streams_s))
-        played = with_durations(alone, played_s, shared_s + streams_s, self._gather_s, self._sum_s)
-        longer = [(one.term, one.longer_s) for one in (*flows.sent, *flows.streams)]
-        execution = account(played, timeline, [*longer, *contended])
+        late_s = np.zeros(len(alone.operation_s))
+        np.maximum.at(late_s, flows.works.operation, shared_s + streams_s)
+        played = with_durations(alone, alone.operation_s + late_s, late_s, self._gather_s, self._sum_s)
+        costs_more = [(one.term, one.longer_s) for one in (*flows.sent, *flows.streams)]
+        by_process = partial(flows.works.by_process, played)
+        longer = [(term, by_process(seconds)) for term, seconds in (*costs_more, *contended)]
+        waited_s: Floats | float = 0.0
+        if self._works is not None:  # for the last of a meeting
+            waited_s = sum_by_process(played, played.operation_s - flows.priced.operation_s)
+            waited_s -= sum(seconds for _, seconds in longer)
+        execution = account(played, timeline, longer, waited_s)
         contention_s = np.zeros(len(execution.accounts))
-        for term, seconds in contended:
-            contention_s[term] += sum_by_process(played, seconds).mean()
+        for term, seconds in longer[len(costs_more) :]:
+            contention_s[term] += seconds.mean()
         gathering, summing = map(execution.accounts.index, ("parameter_gather", "gradient_sync"))
         contention_s[gathering] = (self._gather_s - flows.gather.exposed_s).mean()
         contention_s[summing] = (self._sum_s - flows.sync.exposed_s).mean()
         return execution, contention_s
+
+
+class _Last:
+    """Ends a meeting when the last of its works is over."""
+
+    def __init__(self, env: simpy.Environment, works: int, ended: Callable[[float], None]) -> None:
+        self._env, self._missing, self._ended = env, works, ended
+        self._latest_s = 0.0
+
+    def done(self, delay_s: float) -> None:
+        """One of them is over so many seconds from now."""
+        now_s = self._env.now
+        self._latest_s = max(self._latest_s, now_s + delay_s)
+        self._missing -= 1
+        if not self._missing:
+            self._ended(self._latest_s - now_s)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from hdpsim.simulator.play.replay import replay_timeline
 from hdpsim.simulator.play.shortcuts.repeating_steps import steady_step
 
 from .routes import Rows, StepRoutes, Wired
+from .works import Works, spread_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,9 @@ class SentByOperations:
     Attributes:
         kind: which rows of the routes they take.
         term: place in StepCosts.terms of what shows of them.
-        alone_s: [operations]
-        longer_s: [operations]: alone_s beyond what the price of the operation has of it.
-        sent_bytes: [operations]: by the busiest GPU.
+        alone_s: [works]
+        longer_s: [works]: alone_s beyond what its price has of it.
+        sent_bytes: [works]: by the busiest GPU.
     """
 
     kind: TrafficKind
@@ -75,10 +77,11 @@ class FlowProgram:
         priced: the program whose durations are prices.
         alone: the same with the durations that its own routes give, nothing else on them.
         routes: who sends over which links.
+        works: what micro-batches do of operations.
         sent: by kind of transfer.
         streams: what goes to hosts and comes back beside all that an operation does; nothing is in both.
-        sending_s: [operations]: the part of an operation's time alone in which it sends.
-        streaming_s: [operations]: the part of it in which it streams.
+        sending_s: [works]: the part of the operation's time alone in which it sends, waits for its meeting included.
+        streaming_s: [works]: the part of it in which it streams.
         gather: parameters before the step.
         sync: gradients after it.
         flaps: links that go down meanwhile.
@@ -89,6 +92,7 @@ class FlowProgram:
     alone: Program
     played: Timeline
     routes: StepRoutes
+    works: Works
     sent: tuple[SentByOperations, ...]
     streams: tuple[SentByOperations, ...]
     sending_s: Floats
@@ -105,21 +109,29 @@ class FlowProgram:
             InfeasibleError: a schedule that overlaps pairs of operations.
         """
         check_flows(program.costs)
-        costs, traffic, chain = program.costs, _traffic(program.costs), program.chain
-        pairs = sorted(set(stage_pairs(chain)))
-        routes = StepRoutes.of(wired, program.plan, traffic, pairs, by_rank=not costs.pp_overlap)
+        costs, works, chain = program.costs, Works.of(program), program.chain
+        traffic, pairs = works.traffic, sorted(set(stage_pairs(chain)))
+        routes = StepRoutes.of(wired, works.plan, traffic, pairs, by_rank=not costs.pp_overlap)
         links = routes.links
         factor = _noise_factor(program)
-        moved = [_sent(program, one, routes, factor) for one in traffic.passes]
-        sent = tuple(one for one in moved if one.kind not in HOST_KINDS)
-        streams = tuple(one for one in moved if one.kind in HOST_KINDS)
-        nothing = np.zeros(len(program.operation_s))
-        longer_s = sum((one.longer_s for one in moved), nothing)
+        moved = [_moved(program, works, one, routes, factor) for one in traffic.passes]
+        sent = tuple(one.sent for one in moved if one.sent.kind not in HOST_KINDS)
+        streams = tuple(one.sent for one in moved if one.sent.kind in HOST_KINDS)
+        nothing = np.zeros(len(works.operation))
         sending_s, streaming_s = (sum((one.alone_s for one in some), nothing) for some in (sent, streams))
-        operation_s = program.operation_s + longer_s
+        if works.meeting is None:
+            longer_s = sum((one.sent.longer_s for one in moved), nothing)
+            own_s = operation_s = program.operation_s + longer_s
+        else:
+            passes = _longer_passes(program, works, moved)
+            longer_s = works.meeting.longer_s(*passes) * factor
+            operation_s = program.operation_s + longer_s
+            own_s = works.meeting.own_s(*passes) * factor[works.operation]
+        whole_s = operation_s[works.operation]
+        sending_s, streaming_s = (spread_s(some_s, own_s, whole_s) for some_s in (sending_s, streaming_s))
         gather = _edge(costs.epilogue.parameter_gather_s, traffic.gather_s, routes.gathers, traffic, links)
         sync = _edge(costs.epilogue.gradient_sync_s, traffic.sync_s, routes.sums, traffic, links)
-        extras, delay_s = program.extras, _transfers_alone_s(program, routes, traffic).ravel()
+        extras, delay_s = program.extras, _transfers_alone_s(program, works, routes).ravel()
         alone = replace(
             with_durations(program, operation_s, longer_s, gather.exposed_s, sync.exposed_s),
             result_delay_s=delay_s,
@@ -130,10 +142,11 @@ class FlowProgram:
             alone=alone,
             played=steady_step(alone.costs, partial(replay_timeline, alone)),
             routes=routes,
+            works=works,
             sent=sent,
             streams=streams,
-            sending_s=np.minimum(sending_s, operation_s),
-            streaming_s=np.minimum(streaming_s, operation_s),
+            sending_s=sending_s,
+            streaming_s=streaming_s,
             gather=gather,
             sync=sync,
             flaps=wired.flaps,
@@ -141,7 +154,7 @@ class FlowProgram:
 
     def carried_bytes(self) -> Floats:
         """[links]: what each carries in the step; nothing on links that hold nobody up, unless all are recorded."""
-        routes, traffic, chain = self.routes, _traffic(self.priced.costs), self.priced.chain
+        routes, traffic, chain = self.routes, self.works.traffic, self.priced.chain
         carried = np.zeros(len(routes.links))
 
         def add(rows: Rows, sent_bytes: Floats) -> None:
@@ -167,11 +180,6 @@ def check_flows(costs: StepCosts) -> None:
             "execution.network = flows does not play overlapped pairs of operations (layout.schedule = dualpipe): use "
             "another schedule, or execution.network = independent"
         )
-
-
-def _traffic(costs: StepCosts) -> StepTraffic:
-    assert costs.traffic is not None, "whoever plays flows asks for traffic when the plan is priced"
-    return costs.traffic
 
 
 def with_durations(
@@ -214,33 +222,58 @@ def _by_operation(program: Program, forward: Floats, backward: Floats) -> Floats
     return merged
 
 
-def _sent(program: Program, traffic: Traffic, routes: StepRoutes, factor: Floats) -> SentByOperations:
+class _Moved(NamedTuple):
+    """What works send of one kind, and what they take longer for it: [virtual stages, micro-batches] of one pass."""
+
+    sent: SentByOperations
+    backward: bool
+    longer_s: Floats
+
+
+def _moved(program: Program, works: Works, traffic: Traffic, routes: StepRoutes, factor: Floats) -> _Moved:
     chain, costs = program.chain, program.costs
-    rate = routes.passes[traffic.kind].bytes_per_s(routes.links.capacity_bytes_per_s)
+    rate = routes.shard_bytes_per_s
+    if traffic.kind != "shards":
+        rate = routes.passes[traffic.kind].bytes_per_s(routes.links.capacity_bytes_per_s)
     burst = rate[chain.stage[0, : chain.virtual_stages][:, None] * routes.groups + routes.group_of_unit]
     by_virtual = replace(traffic, times=traffic.times[chain.kinds(costs.kind)])
     assumed = np.broadcast_to(traffic.sent.bytes_per_s, burst.shape)
     if traffic.kind in HOST_KINDS:  # the price has what others at the same host leave
         burst = np.minimum(burst, assumed)
     alone_s = by_virtual.seconds(np.where(np.isfinite(burst), burst, assumed))
+    longer_s = alone_s - by_virtual.seconds(assumed)
     nothing = np.zeros_like(alone_s)
 
-    def operations(values: Floats) -> Floats:
+    def along(values: Floats) -> Floats:
         sides = (nothing, values) if traffic.backward else (values, nothing)
-        return _by_operation(program, *sides)
+        if works.meeting is None:
+            return _by_operation(program, *sides)
+        return chain.along(*sides).ravel()
 
-    return SentByOperations(
+    of_work = factor if works.meeting is None else factor[works.operation]
+    sent = SentByOperations(
         kind=traffic.kind,
         term=traffic.term,
-        alone_s=operations(alone_s) * factor,
-        longer_s=operations(alone_s - by_virtual.seconds(assumed)) * factor,
-        sent_bytes=operations(by_virtual.times * traffic.sent.sent_bytes),
+        alone_s=along(alone_s) * of_work,
+        longer_s=along(longer_s) * of_work,
+        sent_bytes=along(by_virtual.times * traffic.sent.sent_bytes),
     )
+    return _Moved(sent, traffic.backward, longer_s)
 
 
-def _transfers_alone_s(program: Program, routes: StepRoutes, traffic: StepTraffic) -> Floats:
-    """[links of the chain, units]: latency and wire of each operation's result."""
-    delay_s = np.zeros((program.chain.links, program.units))
+def _longer_passes(program: Program, works: Works, moved: list[_Moved]) -> tuple[Floats, Floats]:
+    """[virtual stages, micro-batches]: what forwards and backwards take longer for all they send."""
+    forward_s, backward_s = np.zeros((2, program.chain.virtual_stages, works.units))
+    for one in moved:
+        longer_s = backward_s if one.backward else forward_s
+        longer_s += one.longer_s
+    return forward_s, backward_s
+
+
+def _transfers_alone_s(program: Program, works: Works, routes: StepRoutes) -> Floats:
+    """[links of the chain, units]: latency and wire of each operation's result; of a meeting the slowest."""
+    traffic = works.traffic
+    delay_s = np.zeros((program.chain.links, works.units))
     capacity = routes.links.capacity_bytes_per_s
     rates = {pair: rows.bytes_per_s(capacity) for pair, rows in routes.transfers.items()}
     for link, pair in zip(np.flatnonzero(program.chain.sends), stage_pairs(program.chain), strict=True):
@@ -248,7 +281,7 @@ def _transfers_alone_s(program: Program, routes: StepRoutes, traffic: StepTraffi
             rate = rates[pair][routes.group_of_unit]
             rate = np.where(np.isfinite(rate), rate, traffic.node_bytes_per_s)
             delay_s[link] = traffic.transfer_fixed_s + traffic.transfer_bytes / rate
-    return delay_s
+    return delay_s if works.meeting is None else works.meeting.largest(delay_s)
 
 
 def _edge(shown_s: Floats, whole_s: Floats, rows: Rows, traffic: StepTraffic, links: Links) -> EdgeTraffic:
@@ -265,7 +298,7 @@ def _edge(shown_s: Floats, whole_s: Floats, rows: Rows, traffic: StepTraffic, li
 
 
 def row_of_stage(program: FlowProgram) -> tuple[Ints, Ints]:
-    """[operations]: the row of passes, and the group."""
+    """[works]: the row of passes, and the group."""
     chain, routes = program.priced.chain, program.routes
     rows = chain.stage[0][:, None] * routes.groups + routes.group_of_unit
     return rows.ravel(), np.broadcast_to(routes.group_of_unit, rows.shape).ravel()

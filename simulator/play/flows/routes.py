@@ -16,9 +16,8 @@ import numpy as np
 from hdpsim.arrays import Bools, Floats, Ints, offsets_of
 from hdpsim.cost_models.hardware.parts import KINDS
 from hdpsim.cost_models.layout.switches import Parallel
-from hdpsim.cost_models.network.links import Links, Pattern
+from hdpsim.cost_models.network.links import Links
 from hdpsim.cost_models.step.step_traffic import HOST_KINDS, StepTraffic, SumTraffic, TrafficKind
-from hdpsim.simulator.network.activity import Activity
 from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.plan import Plan
 
@@ -199,6 +198,8 @@ class StepRoutes:
     """The same where transfers hold stages, of every rank on its own; else empty."""
     gathers: Rows
     sums: Rows
+    shard_bytes_per_s: Floats
+    """[rows of passes]: rate of gathers layer by layer, which all ranks that share parameters do at once."""
 
     @classmethod
     def of(
@@ -236,6 +237,11 @@ class StepRoutes:
             rows(places.sums(parts), parallel.pp, connection)
             for connection, parts in ((14, traffic.gathers), (15, traffic.sums))
         )
+        shard_rate = np.full(everywhere, np.inf)
+        if "shards" in passes:
+            sent, row = places.shards_at_once(traffic)
+            at_once = rows(sent, int(sent.row.max()) + 1, sorted(kinds - HOST_KINDS).index("shards"))
+            shard_rate = at_once.bytes_per_s(np.where(limits, links.capacity_bytes_per_s, np.inf))[row]
         follows = np.arange(len(links))
         if not wired.every_link:
             families = [*passes.values(), *transfers.values(), *rank_transfers.values(), gathers, sums]
@@ -255,6 +261,7 @@ class StepRoutes:
             rank_transfers={pair: one.kept(stay) for pair, one in rank_transfers.items()},
             gathers=gathers.kept(stay),
             sums=sums.kept(stay),
+            shard_bytes_per_s=shard_rate,
         )
 
     def who(self, label: str, row: int) -> str:
@@ -338,22 +345,22 @@ class Places:
         return Sent.together([self._on_stage(kind, traffic, stage) for stage in range(self._parallel.pp)])
 
     def _on_stage(self, kind: TrafficKind, traffic: StepTraffic, stage: int) -> Sent:
-        row = (stage * self.groups + self._of_member)[:, None]
-        member, node_gpus = self._member, self._links.cluster.node.gpus
-        gpus = self._gpus(member, stage)
-        size = np.diff(self._offsets)[self._of_member]
-        first = self._offsets[self._of_member]
-        place = np.arange(len(member)) - first
+        node_gpus, every = self._links.cluster.node.gpus, self._gpus(self._member, stage)
+        here = self._members_that_send(kind, traffic)
+        member, group, gpus = self._member[here], self._of_member[here], every[here]
+        row = (stage * self.groups + group)[:, None]
+        size, first = np.diff(self._offsets)[group], self._offsets[group]
+        place = here - first
         match kind:
             case "ring":
-                return Sent.of(row, gpus, gpus[first + (place + 1) % size])
+                return Sent.of(row, gpus, every[first + (place + 1) % size])
             case "exchange":  # a ring of nodes, the members of a node side by side
                 distance = np.minimum(max(1, node_gpus // self._parallel.rank_stride), -(-size // 2))
-                return Sent.of(row, gpus, gpus[first + (place + distance) % size])
+                return Sent.of(row, gpus, every[first + (place + distance) % size])
             case "spread":
-                peer = np.arange(int(size.max()))
+                peer = np.arange(int(size.max(initial=0)))
                 exists = peer < size[:, None]
-                target = gpus[np.where(exists, first[:, None] + peer, 0)]  # [members, peers, tp]
+                target = every[np.where(exists, first[:, None] + peer, 0)]  # [members, peers, tp]
                 source = np.broadcast_to(gpus[:, None], target.shape)
                 return _evenly(row[:, :, None], source, target, exists[:, :, None], node_gpus)
             case "tensor":
@@ -369,11 +376,35 @@ class Places:
             case "offload" | "fetch":
                 raise AssertionError("copies to hosts have rows of their own")
             case "shards":
-                within = min(traffic.shard_ranks, self._ranks)
-                side_by_side = min(max(1, node_gpus // self._parallel.rank_stride), within)
-                block = member // within * within
-                target = block + (member - block + side_by_side) % within
-                return Sent.of(row, gpus, self._gpus(target, stage))
+                return self._shards(row, member, stage, traffic)
+
+    def _shards(self, row: Ints, rank: Ints, stage: int, traffic: StepTraffic) -> Sent:
+        """What ranks send of the parameters of every layer: to those on the next node that share them."""
+        within = min(traffic.shard_ranks, self._ranks)
+        side_by_side = max(1, self._links.cluster.node.gpus // self._parallel.rank_stride)
+        block = rank // within * within
+        target = block + (rank - block + min(side_by_side, within)) % within
+        return Sent.of(row, self._gpus(rank, stage), self._gpus(target, stage))
+
+    def shards_at_once(self, traffic: StepTraffic) -> tuple[Sent, Ints]:
+        """What all ranks send that share parameters, a row for each block of them on each stage; the row of each group.
+
+        A group that spans blocks has that of its first member.
+        """
+        within, rank = min(traffic.shard_ranks, self._ranks), np.arange(self._ranks)
+        blocks, stages = -(-self._ranks // within), range(self._parallel.pp)
+        first = np.arange(self._parallel.pp)[:, None] * blocks
+        row = (first + rank // within)[:, :, None]
+        sent = Sent.together([self._shards(row[stage], rank, stage, traffic) for stage in stages])
+        return sent, (first + self._member[self._offsets[:-1]] // within).ravel()
+
+    def _members_that_send(self, kind: TrafficKind, traffic: StepTraffic) -> Ints:
+        """Places of members of groups that send anything of a kind."""
+        sends = np.zeros(self.groups, dtype=np.bool_)
+        for one in traffic.passes:
+            if one.kind == kind:
+                sends[self.group_of_unit[(one.times * one.sent.sent_bytes).any(axis=0)]] = True
+        return np.flatnonzero(sends[self._of_member])
 
     def transfer(self, source: int, target: int) -> Sent:
         """From one stage to another, of every group."""
@@ -434,41 +465,3 @@ def _distinct_groups(plan: Plan) -> tuple[Ints, Ints, Ints]:
     sizes = np.array([len(one) for one in distinct], dtype=np.int64)
     every = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
     return group_of_unit, every.astype(np.int64), offsets_of(sizes)
-
-
-class Part(NamedTuple):
-    """What one row of a name sends of an activity."""
-
-    name: str
-    rows: Rows
-    row: int
-    sent: float
-
-
-class Combined:
-    """Activities of rows that send at once; what they put on links is worked out once."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], tuple[Pattern, float]] = {}
-
-    def activity(self, parts: list[Part], alone_s: float, label: str, who: str) -> Activity | None:
-        """What rows put on links together, for so long alone; None: nothing.
-
-        *parts*: name of the rows, rows, which of them, bytes that its busiest GPU sends.
-        """
-        parts = [part for part in parts if part.sent > 0 and len(part.rows.entries(part.row)[0])]
-        if not parts:
-            return None
-        total_bytes = sum(part.sent for part in parts)
-        key = tuple((name, row, round(sent / total_bytes, 12)) for name, _, row, sent in parts)
-        if key not in self._made:
-            entries = [rows.entries(row) for _, rows, row, _ in parts]
-            largest = max(rows.largest[row] * sent for _, rows, row, sent in parts)
-            numbers, place = np.unique(np.concatenate([link for link, _ in entries]), return_inverse=True)
-            weights = [flows * sent / largest for (_, flows), (*_, sent) in zip(entries, parts, strict=True)]
-            flows = np.bincount(place, weights=np.concatenate(weights), minlength=len(numbers))
-            self._made[key] = Pattern(links=numbers, flows=flows.astype(np.float64)), largest / total_bytes
-        pattern, share = self._made[key]
-        return Activity(
-            pattern=pattern, volume_bytes=share * total_bytes, alone_s=alone_s, label=label, who=who
-        )

@@ -35,12 +35,6 @@ pytestmark = pytest.mark.usefixtures("each_plan_once")
 FLOWS = ExecutionOptions(network="flows")
 LENGTHS = np.array([16384, 9000, 8192, 4000, 3000, 2048, 2048, *[1024] * 40])
 EXPERTS = replace(MODEL, name="experts", experts=16, top_k=2)
-MEETING = ("layer by layer", "experts", "fused experts")
-"""Setups whose ranks meet in every layer: flows follow that only where all run the same."""
-
-
-def lengths_of(name: str) -> Ints:
-    return np.full(8, 16384) if name in MEETING else LENGTHS
 
 
 def step_setup(
@@ -128,7 +122,7 @@ def replayed(of: Setup, lengths: Ints) -> Execution:
 
 @pytest.mark.parametrize("name", SETUPS)
 def test_with_nothing_shared_a_step_of_flows_is_the_replay(name: str):
-    lengths = lengths_of(name)
+    lengths = LENGTHS
     _, timeline, step = played(SETUPS[name], lengths=lengths, share=1e6)
     replay = replayed(
         replace(SETUPS[name], execution=replace(SETUPS[name].execution, network="independent")), lengths
@@ -179,7 +173,7 @@ def test_transfers_that_hold_stages_hold_them_longer_where_they_meet():
 
 @pytest.mark.parametrize("name", SETUPS)
 def test_sharing_links_never_makes_a_step_faster_and_every_second_has_an_account(name: str):
-    step = simulate_step(SETUPS[name], lengths_of(name))
+    step = simulate_step(SETUPS[name], LENGTHS)
     assert step.network is not None
     assert step.step_s >= step.network.alone_s * (1.0 - 1e-12)
     np.testing.assert_allclose(step.account_s.sum(axis=0), step.step_s, rtol=1e-9)
@@ -321,7 +315,7 @@ def test_bytes_on_the_nics_are_what_the_rings_carry():
 )
 def test_every_link_carries_what_operations_transfers_and_sums_send(name: str):
     of = SETUPS[name]
-    plan, problem, _ = plan_batch(of, lengths_of(name))
+    plan, problem, _ = plan_batch(of, LENGTHS)
     costs = price_plan(of, problem, plan)
     where = replace(wired(of), record=True)  # links that carry the same are watched once
     network = run_flows(plan, costs, where).network
@@ -458,14 +452,7 @@ def test_flaps_of_a_scenario_differ_by_step_and_are_the_same_under_every_strateg
 def test_a_record_changes_nothing(name: str):
     of = SETUPS[name]
     recording = replace(of, execution=replace(of.execution, record_links=True))
-    lengths = lengths_of(name)
+    lengths = LENGTHS
     assert simulate_step(recording, lengths).step_s == pytest.approx(
         simulate_step(of, lengths).step_s, rel=1e-12
     )
-
-
-@pytest.mark.parametrize("name", MEETING)
-def test_what_flows_do_not_follow_is_refused_and_not_taken_for_faster(name: str):
-    """Without meetings a step of unequal sequences was up to a quarter shorter than with nothing shared."""
-    with pytest.raises(InfeasibleError, match="different micro-batches and meet in every layer"):
-        simulate_step(SETUPS[name], LENGTHS)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from simulator_setups import MODEL, MODELS, problem_of, small_setup
 
 from hdpsim.cost_models.layout.layout import Layout
-from hdpsim.errors import InfeasibleError
 from hdpsim.simulator.plan_micro_batches import plan_micro_batches
 from hdpsim.simulator.play.pipeline.validate_plan import validate_plan
 from hdpsim.simulator.setup import ExecutionOptions, Setup
@@ -104,9 +103,3 @@ def test_experts_count_the_mean_of_their_block() -> None:
     )
     assert gemm_s[0] < own_s[0]
     assert gemm_s[2] == pytest.approx(own_s[2])
-
-
-def test_flows_do_not_follow_unequal_ranks_that_meet() -> None:
-    setup = replace(setup_of("zero3"), execution=ExecutionOptions(network="flows"))
-    with pytest.raises(InfeasibleError, match=r"execution\.network = flows does not follow"):
-        simulate_step(setup, [100, 2000])
