@@ -190,13 +190,30 @@ def plot_throughput_bars(
             over_base = "" if name == base else f"\n{ratio:.2f}×"
             axes.annotate(f"{format_count(value)}{over_base}", (i, max(top, value)), (0, 6), ha="center",
                           textcoords="offset points", fontweight="bold")  # fmt: skip
-        axes.set_xticks(range(len(tokens_per_s)), list(tokens_per_s))
+        axes.set_xticks(range(len(tokens_per_s)), list(map(_below_a_bar, tokens_per_s)))
         axes.set_ylim(0, 1.18 * highest)
         count_axis(axes.yaxis)
         axes.grid(axis="y", color=GRID, linewidth=0.7)
         words = f"× = speed-up over {base}" + (f"\nbars: {what}" if bounds else "")
         axes.set(ylabel="throughput (tokens/s)", title="Throughput", xlabel=words)
     return figure
+
+
+_LONGEST_BELOW_A_BAR = 18
+
+
+def _below_a_bar(name: str) -> str:
+    r"""A name in lines that leave the bars beside it room: a variant's keys each in a line of their own.
+
+    >>> _below_a_bar("hdp-opt"), _below_a_bar("wlb-llm(cp_kind=all-gather,outlier_queues=2)")
+    ('hdp-opt', 'wlb-llm\n(cp_kind=\nall-gather,\noutlier_queues=2)')
+    """
+    if len(name) <= _LONGEST_BELOW_A_BAR:
+        return name
+    lines = name.replace("(", "\n(", 1).replace(",", ",\n").split("\n")
+    return "\n".join(
+        line if len(line) <= _LONGEST_BELOW_A_BAR else line.replace("=", "=\n", 1) for line in lines
+    )
 
 
 Line = Sequence[tuple[float, float | None, float | None]]

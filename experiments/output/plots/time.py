@@ -93,6 +93,7 @@ def plot_rank_step_time(layers_s: Mapping[str, Mapping[str, ArrayLike]]) -> Figu
         names = list(dict.fromkeys(name for layers in layers_s.values() for name in layers))
         active = [name for name in names if not name.startswith("wait")]
         colours = dict(zip(active, cycle(_LAYER_COLOURS), strict=False))
+        highest_s = 0.0
         for axes, (strategy, layers) in zip(panels, layers_s.items(), strict=True):
             stack = {name: np.asarray(layers[name], dtype=np.float64) for name in names if name in layers}
             ranks = len(next(iter(stack.values())))
@@ -114,10 +115,11 @@ def plot_rank_step_time(layers_s: Mapping[str, Mapping[str, ArrayLike]]) -> Figu
             axes.set_title(f"{strategy}\n{', '.join(words)}", fontsize=10)
             axes.set(xlabel="ranks, least waiting first", xlim=(0, ranks))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-            axes.set_ylim(bottom=0)
+            highest_s = max(highest_s, step_s)
             axes.axhline(
                 float(compute.mean()), color=INK, linewidth=1, linestyle=(0, (3, 3)), label="mean compute"
             )
+        panels[0].set_ylim(0, 1.05 * highest_s)  # of all panels
         for axes in panels[::columns]:
             axes.set_ylabel("seconds in one step")
         headed(figure, "Time of every rank in the step of the first batch")

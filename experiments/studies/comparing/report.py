@@ -40,6 +40,7 @@ from hdpsim.experiments.studies.step_report import (
     step_table,
 )
 
+from .as_published import not_as_published
 from .compare import BEST_STATIC
 from .files import comparison_files
 from .static_rows import MESH_COLUMNS
@@ -247,7 +248,7 @@ def explanation(comparison: Comparison) -> str:
             f"{hdp.strategy} is {with_interval(hdp.speed_up(mesh), digits=2)} times as fast as {name}."
             for name, mesh in _other_meshes(comparison, fastest, other)
         ]
-    return "\n- ".join((*lines, *_held_back_lines(comparison)))
+    return "\n- ".join((*lines, *_held_back_lines(comparison), *not_as_published(comparison.feasible)))
 
 
 def _held_back_lines(comparison: Comparison) -> list[str]:

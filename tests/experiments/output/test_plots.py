@@ -214,6 +214,11 @@ def test_the_legend_of_rank_panels_is_inside_the_figure(strategies: int) -> None
     assert box.x1 <= figure.bbox.x1
 
 
+def test_rank_panels_show_the_longest_step_whichever_comes_first() -> None:
+    figure = plots_of_time.plot_rank_step_time({"short": {"compute": [1.0]}, "long": {"compute": [8.0]}})
+    assert all(axes.get_ylim() == pytest.approx((0.0, 8.4)) for axes in figure.axes)
+
+
 def test_many_rank_panels_make_rows() -> None:
     figure = plots_of_time.plot_rank_step_time({f"s{i}": {"compute": [1.0, 2.0]} for i in range(6)})
     assert len({round(axes.get_position().y0, 2) for axes in figure.axes}) == 2

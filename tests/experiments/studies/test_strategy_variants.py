@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+import hdpsim
 from hdpsim.errors import ScenarioError, UserInputError
 from hdpsim.experiments.cli.app import cli
 from hdpsim.experiments.scenario.scenario import load_scenario
@@ -120,3 +121,19 @@ def test_errors_name_the_variant() -> None:
         compare(scenario, ("static(cp=0)",), 1)
     with pytest.raises(UserInputError):
         read_variants(["static", "static"])
+
+
+@pytest.mark.parametrize(
+    ("variants", "advice"),
+    [
+        ("static,wlb-llm", '"wlb-llm(cp_kind=all-gather,outlier_queues=2)" as well'),
+        ("static,wlb-llm(outlier_queues=1)", '"wlb-llm(outlier_queues=1,cp_kind=all-gather)" as well'),
+        ("static,wlb-llm,wlb-llm(cp_kind=all-gather,outlier_queues=1)", None),
+        ("static,hdp-naive", None),
+    ],
+)
+def test_a_comparison_says_what_of_wlb_llm_is_missing(variants: str, advice: str | None) -> None:
+    changes = {"data.context": "32K tokens", "layout.cp": 4, "layout.rank_capacity": "8K tokens"}
+    compared = hdpsim.compare("quickstart-8gpu", changes, strategies=variants, batches=1)
+    said = compared.to_dict()["explanation"]
+    assert (advice in said) if advice else ("WLB-LLM" not in said)
