@@ -25,6 +25,7 @@ from hdpsim.simulator.strategies.opt.group_choices import usual_s
 from hdpsim.simulator.strategies.opt.hdp_opt import WORTH_IT, Draft, balanced_draft, draft_below
 from hdpsim.simulator.strategies.opt.long_sequences import LongSequences, ideal_step_s
 from hdpsim.simulator.strategies.opt.rounds import Rounds
+from hdpsim.simulator.strategies.opt.second_opinion import WeighedError
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.static_mesh import likely_degrees, mesh_degrees, mesh_drafts
 from hdpsim.simulator.strategies.static.wlb_llm import plan_equal_work, plan_wlb_llm, work_s
@@ -63,8 +64,11 @@ def plan_best(problem: PlanningProblem) -> Plan:
     A candidate is planned where its ideal (all ranks filled without gaps) ends before the best plan so far. The
     planner's own times leave out transfers, what distinguishes stages and what the epilogue hides behind, so a plan
     that may be the best is priced and played as the step will be, without noise. A quick plan, or one of many
-    sequences that is balanced, is the balanced one, or a mesh that ends earlier.
+    sequences that is balanced, is the balanced one, or a mesh that ends earlier. Estimates that are known to err are
+    held against counts of FLOP first (second_opinion.py).
     """
+    if problem.error is not None:
+        problem = replace(problem, error=WeighedError.of(problem, problem.error))
     draft = balanced_draft(problem)
     unbalanced = _unbalanced(problem, draft)
     small = len(problem.lengths) + problem.ranks <= SMALL and not problem.quick
