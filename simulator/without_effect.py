@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hdpsim.cost_models.layer.attention.ring_attention import CUT_ALONG_TOKENS
+from hdpsim.cost_models.layer.recomputation import repeated_share
 from hdpsim.cost_models.layout.layout import SWITCHES, Layout
 from hdpsim.cost_models.layout.switches import parts_of_text
 from hdpsim.cost_models.memory.report import MemoryReport
@@ -93,6 +94,10 @@ def _of_recomputation(setup: Setup) -> Iterator[Rule]:
     mode = f"recompute is {layout.recompute.kind}"
     selective = "" if layout.recompute.kind == "selective" else f"{mode}, not selective"
     yield selective, "memory", "selective_share selective_keeps"
+    again = (
+        "" if repeated_share(layout, "gemm") else "no product is computed again: attention keeps them anyway"
+    )
+    yield again, "memory", "keys_values_kept"
     shares = (layout.recompute.products, layout.recompute.attention, layout.recompute.collectives)
     repeats = any((layout.recompute.share, layout.recompute.small_kernels, *shares))
     spared = kept.selective_share not in (None, 1.0) or kept.selective_keeps is not None

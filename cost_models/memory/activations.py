@@ -84,12 +84,14 @@ def activation_bytes_per_token_layer(
     Source: arXiv 2205.05198 sections 4 and 5.
     """
     layout = layout if recompute is None else layout.changed(recompute=recompute)
-    layer_input = layer_input_bytes(model, layout)
-    moe = bool(model.experts) if moe is None else moe
     extra = overheads or LEAN
+    wide = wide_stream_bytes(model, layout, extra)
+    layer_input = layer_input_bytes(model, layout) + wide
+    moe = bool(model.experts) if moe is None else moe
     unfused = overheads is not None and (extra.unfused_copies or not layout.kernels.fused)
     copies = unfused_copies(model, layout, moe=moe) if unfused else 0.0
-    copies += norm_copies(model, layout) if extra.norms_in_32_bits else 0.0
+    copies += norm_copies(model, layout, wide=extra.autocast) if extra.norms_in_32_bits else 0.0
+    copies += (_stream_norms(model) - 1) * wide
     tensors = layer_activations(model, layout, moe=moe, dropout=model.dropout)
     if moe and layout.experts.weights == "activations":
         tensors = replace(tensors, experts=tensors.experts - expert_output_bytes(model, layout))
@@ -99,12 +101,12 @@ def activation_bytes_per_token_layer(
         named = float(sum(getattr(tensors, name) for name in kept_names))
         named -= discarded if kept_names >= {"linear_inputs", "mlp", "experts"} else 0.0
         # The first norm reads the layer's input
-        return named + (0.0 if "norm_inputs" in kept_names else layer_input)
+        return named + (wide if "norm_inputs" in kept_names else layer_input)
     if layout.recompute.kind == "selective" and extra.selective_share is not None:
         kept = extra.selective_share
-        return kept * (tensors.total + copies) + (1.0 - kept) * layer_input
+        return kept * (tensors.total + wide + copies) + (1.0 - kept) * layer_input
     if not any(repeated_share(layout, term) for term in _OUTPUTS) and not _repeated_attention_share(layout):
-        return tensors.total + copies - discarded
+        return tensors.total + wide + copies - discarded
     rest = 1.0 - repeated_share(layout, "small_kernels")
     return layer_input + kept_outputs(model, layout, tensors, copies, moe=moe) - rest * discarded
 
@@ -197,6 +199,28 @@ def layer_input_bytes(model: Model, layout: Layout) -> float:
     return BF16_BYTES * model.hidden / residual_shards(layout)
 
 
+def wide_stream_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> float:
+    """What the residual stream takes on top in 32 bits, per token of a rank and on each GPU, each time it is kept."""
+    more = FP32_BYTES - BF16_BYTES if overheads.autocast else 0.0
+    return more * model.hidden / residual_shards(layout)
+
+
+def kept_keys_values_bytes(model: Model, layout: Layout, overheads: MemoryOverheads) -> float:
+    """Keys and values that stay though a layer's products are computed again: 2 x 2 g d / t, of the share that is.
+
+    Source: huggingface/transformers 4.31 to 4.35, models/llama/modeling_llama.py (LlamaModel.forward:
+    next_decoder_cache, unless its own gradient_checkpointing is on).
+    """
+    if not overheads.keys_values_kept or not parts_of(model).attention:
+        return 0.0
+    width = max(1.0, model.kv_heads / layout.parallel.tp) * model.head_dim
+    return 2 * BF16_BYTES * width * repeated_share(layout, "gemm")
+
+
+def _stream_norms(model: Model) -> int:
+    return 1 if model.parallel_block else parts_of(model).blocks
+
+
 def layer_activations(model: Model, layout: Layout, *, moe: bool, dropout: bool = False) -> LayerActivations:
     """The tensors one layer keeps, in bytes per token on each GPU of the rank (h hidden, t = tp, f MLP width).
 
@@ -270,14 +294,15 @@ def unfused_copies(model: Model, layout: Layout, *, moe: bool) -> float:
     return gate + shared_buffer * 2 * BF16_BYTES * model.heads * model.head_dim / layout.parallel.tp
 
 
-def norm_copies(model: Model, layout: Layout) -> float:
+def norm_copies(model: Model, layout: Layout, *, wide: bool = False) -> float:
     """What norms in 32 bits keep on top, per token of a rank and on each GPU.
 
         4 h / t a norm of the residual stream  (4 for 2 B of its input, which nothing else keeps, and 2 of what it put
                                                out before its weight)
         6 (a + g) d / t  where queries and keys are normalised: nothing else keeps these inputs
 
-    Of frozen norms 2 less each, for only the gradient of the weight reads what it multiplies.
+    Of frozen norms 2 less each, for only the gradient of the weight reads what it multiplies. Of a *wide* stream, which
+    has 32 bits, no copy is made, and what is put out has as many.
     Counted: norms by root mean squares.  Ignored: the root itself (4 B a token).
     Source: huggingface/transformers, models/llama/modeling_llama.py (LlamaRMSNorm.forward: to(float32), pow, times the
     root, to(input_dtype), times the weight), models/qwen3/modeling_qwen3.py (q_norm, k_norm); what autograd saves.
@@ -285,12 +310,12 @@ def norm_copies(model: Model, layout: Layout) -> float:
     if model.norm != "rms":
         return 0.0
     parts = parts_of(model)
-    norms = 1 if model.parallel_block else parts.blocks
     of_heads = model.qk_norm and parts.attention
     normalised = (model.heads + model.kv_heads) * model.head_dim * of_heads / layout.parallel.tp
     put_out = 0.0 if model.frozen else BF16_BYTES  # read for the gradient of its weight alone
-    stream = norms * model.hidden / residual_shards(layout)
-    return (FP32_BYTES - BF16_BYTES + put_out) * stream + (FP32_BYTES + put_out) * normalised
+    stream = _stream_norms(model) * model.hidden / residual_shards(layout)
+    of_stream = 2.0 * put_out if wide else FP32_BYTES - BF16_BYTES + put_out
+    return of_stream * stream + (FP32_BYTES + put_out) * normalised
 
 
 def score_bytes_per_token(model: Model, layout: Layout, sequence_tokens: float) -> float:

@@ -30,6 +30,10 @@ class MemoryOverheads(Checked):
         unfused_copies: operations run one by one: each keeps its own input.
         norms_in_32_bits: norms by root mean squares are computed in 32 bits by kernels of their own, which keep their
             input in 32 bits and what they normalised in 16 (Hugging Face's layers).
+        autocast: weights have 32 bits until a product casts them (PyTorch's autocast), and with the embedding table the
+            residual stream has; so have gathered weights where shards of 32 bits are the only ones.
+        keys_values_kept: keys and values of every layer stay until the backward ends, whatever is computed again
+            (`use_cache` of transformers' models under a wrapper of checkpoints that is not their own).
         rotary_tables: sines and cosines of the whole sequence that stay, whatever part of it the GPU holds: none, those
             that all layers share, or those of every layer.
         ring_steps_kept: a ring (cp_kind: ring) keeps keys and values, output and log-sum-exp of every step until its
@@ -70,6 +74,8 @@ class MemoryOverheads(Checked):
     selective_keeps: tuple[str, ...] | None = None
     unfused_copies: bool = False
     norms_in_32_bits: bool = False
+    autocast: bool = False
+    keys_values_kept: bool = False
     rotary_tables: RotaryTables = "none"
     ring_steps_kept: bool = False
     sixteen_bit_shards: bool = True

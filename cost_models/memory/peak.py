@@ -17,10 +17,12 @@ from hdpsim.cost_models.layout_checks import check_layout
 from hdpsim.cost_models.memory.activations import (
     activation_bytes_per_token_layer,
     head_activation_bytes_per_token,
+    kept_keys_values_bytes,
     layer_input_bytes,
     logits_per_token,
     score_bytes_per_token,
     tensor_parallel_transients,
+    wide_stream_bytes,
     working_set_bytes_per_token,
 )
 from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
@@ -195,6 +197,7 @@ def _token_bytes(
         working[kind] = _working_bytes(of_kind, seen, kept[kind], moe=moe, overheads=overheads)
         if kind.attends:
             at_attention[kind] = bytes_at_attention(of_kind, seen, kept[kind], moe=moe)
+        kept[kind] += kept_keys_values_bytes(of_kind, seen, overheads)
     return _TokenBytes(
         kept=kept,
         working=working,
@@ -358,9 +361,8 @@ def _working_bytes(
         case "selective":
             needed = activation_bytes_per_token_layer(model, layout, "none", moe=moe, overheads=overheads)
         case "full":
-            needed = activation_bytes_per_token_layer(
-                model, layout, "none", moe=moe, overheads=overheads
-            ) + layer_input_bytes(model, layout)
+            needed = activation_bytes_per_token_layer(model, layout, "none", moe=moe, overheads=overheads)
+            needed += layer_input_bytes(model, layout) + wide_stream_bytes(model, layout, overheads)
         case _:
             assert_never(layout.recompute.kind)
     return working + max(0.0, needed - kept)

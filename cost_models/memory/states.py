@@ -79,7 +79,9 @@ def state_bytes(
     unit_spread, pair_spread = (units * (1.0 - 1.0 / copies) for units in (unit, pair))
     gathered = layout.precision.gradient_bytes * trained * unit_spread if level >= 2 else 0.0
     if level >= 3:
-        gathered += WEIGHT_BYTES * (pair_spread if overheads.sixteen_bit_shards else pair)
+        wide = overheads.autocast and not overheads.sixteen_bit_shards
+        as_gathered = 2.0 * WEIGHT_BYTES if wide else WEIGHT_BYTES
+        gathered += as_gathered * (pair_spread if overheads.sixteen_bit_shards else pair)
     eight_bit = 0.0
     if layout.precision.products != "bf16" and level < 3:
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
@@ -96,6 +98,8 @@ def state_bytes(
     of_step = of_shards * spread(2)
     summed = 0.0 if whole and overheads.gradients_freed else of_step
     kept = 0.0 if in_optimizer else WEIGHT_BYTES
+    if own_type and model.frozen and overheads.autocast:
+        kept = 2.0 * WEIGHT_BYTES
     update = overheads.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0
     if not layout.sharding.optimizer_offload:
         update += overheads.update_copy_bytes * spread(1)

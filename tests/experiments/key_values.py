@@ -88,6 +88,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "memory.logit_bytes": ("6", "14"),
     "memory.selective_share": ("layout", "0.5"),
     "memory.selective_keeps": ("share", "queries_keys_values"),
+    "memory.autocast": ("false", "true"),
+    "memory.keys_values_kept": ("false", "true"),
     "memory.rotary_tables": ("none", "layers"),
     "memory.ring_steps_kept": ("false", "true"),
     "memory.sixteen_bit_shards": ("true", "false"),

@@ -275,3 +275,22 @@ def test_adam_by_lists_has_the_roots_of_all_second_moments_at_once(
     config = RunConfig(gpu="a100", framework=framework, year=year, zero_stage="fsdp", switches=switches)
     said = setting_of(Run(config), "update_copy_bytes")
     assert (said and said.value) == copies
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "autocast", "kept"),
+    [
+        ("ATorch (PyTorch FSDP1)", "bf16 autocast, forward_prefetch", True, True),
+        ("ATorch (DeepSpeed 3D)", "", None, None),
+        ("Hugging Face Trainer", "states in 16 bits, no autocast", None, None),
+    ],
+)
+def test_models_under_autocast_and_others_checkpoints_keep_more(
+    framework: str, notes: str, autocast: bool | None, kept: bool | None
+) -> None:
+    sharded = "zero1" if "DeepSpeed" in framework else "fsdp"
+    config = RunConfig(
+        gpu="a100", framework=framework, year=2023, recompute="full", zero_stage=sharded, notes=notes
+    )
+    said = (setting_of(Run(config), switch) for switch in ("autocast", "keys_values_kept"))
+    assert [setting and setting.value for setting in said] == [autocast, kept]
