@@ -414,7 +414,8 @@ class Context(Group):
     rank_capacity_tokens: Annotated[int, RANGES["rank_capacity_tokens"]] | None = switch(
         None, none="auto", basic=True
     )
-    """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive the fastest up to that."""
+    """Tokens one rank holds per micro-batch (C); None = what memory allows, and of hdp-naive and hdp-balance the
+    fastest up to that."""
 
 
 def is_parts(text: str) -> bool:

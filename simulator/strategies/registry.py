@@ -8,7 +8,7 @@ from hdpsim.simulator.plan import Plan
 from hdpsim.simulator.strategies.call_own_strategy import plan_own
 from hdpsim.simulator.strategies.common_slots import in_common_slots
 from hdpsim.simulator.strategies.distca import plan_distca
-from hdpsim.simulator.strategies.hdp.balance import plan_balanced
+from hdpsim.simulator.strategies.hdp.balance import plan_balance
 from hdpsim.simulator.strategies.hdp.naive import plan_naive
 from hdpsim.simulator.strategies.mixed_nodes import plan_by_kind
 from hdpsim.simulator.strategies.opt.best_plan import plan_best
@@ -41,7 +41,7 @@ def _plan(problem: PlanningProblem) -> Plan:
         case "hdp-naive":
             return plan_naive(problem)
         case "hdp-balance":
-            plan = plan_balanced(problem) if options.balancing else plan_naive(problem)
+            plan = plan_balance(problem) if options.balancing else plan_naive(problem)
             return in_common_slots(problem, plan) if problem.meets else plan
         case "hdp-opt":
             return plan_best(problem) if options.balancing else plan_naive(problem)

@@ -119,20 +119,22 @@ def _slower(outcome: Outcome, best: Outcome) -> str:
 
 
 def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """That hdp-naive keeps to the rank capacity that a scenario states, where that differs among these rows."""
-    stated = {
-        outcome.setup.layout.context.rank_capacity_tokens
-        for outcome in (variant.outcome for variant in variants)
-        if outcome.results and outcome.setup is not None and _is_naive(outcome.setup.strategy)
-    }
-    if len(stated - {None}) < 2:
-        return ()
-    return (
-        "hdp-naive keeps to the layout.rank_capacity that is stated: a larger one means fewer, longer micro-batches "
-        "and may be slower. With auto it takes the fastest of those that memory allows.",
+    """Who keeps to the rank capacity that a scenario states, where that differs among these rows."""
+    stated: dict[str, set[int | None]] = {}
+    for outcome in (variant.outcome for variant in variants):
+        if outcome.results and outcome.setup is not None and outcome.setup.strategy.dynamic_groups:
+            planner = _planner(outcome.setup.strategy)
+            stated.setdefault(planner, set()).add(outcome.setup.layout.context.rank_capacity_tokens)
+    return tuple(
+        f"{planner} keeps to the layout.rank_capacity that is stated: a larger one means fewer, longer micro-batches "
+        "and may be slower. With auto it takes the fastest of those that memory allows."
+        for planner, capacities in stated.items()
+        if planner in ("hdp-naive", "hdp-balance") and len(capacities - {None}) > 1
     )
 
 
-def _is_naive(options: StrategyOptions) -> bool:
-    balances = options.name in ("hdp-balance", "hdp-opt") and options.balancing
-    return options.name != "static" and options.dynamic_groups and not balances
+def _planner(options: StrategyOptions) -> str:
+    """The strategy's name; hdp-balance and hdp-opt without balancing are hdp-naive."""
+    return (
+        "hdp-naive" if options.name in ("hdp-balance", "hdp-opt") and not options.balancing else options.name
+    )

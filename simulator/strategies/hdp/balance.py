@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 
 from hdpsim.arrays import Ints
+from hdpsim.errors import InfeasibleError
 from hdpsim.quoting import counted
 from hdpsim.simulator.plan import Plan
+from hdpsim.simulator.strategies.compare_plans import NEARLY, Contest
 from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble
 
-from .groups import paper_groups
+from .groups import capacities_below, paper_groups
 
 
 def plan_balanced(problem: PlanningProblem) -> Plan:
@@ -36,6 +39,32 @@ def plan_balanced(problem: PlanningProblem) -> Plan:
     balance = _Balance(problem)
     balance.run()
     return balance.plan()
+
+
+def plan_balance(problem: PlanningProblem) -> Plan:
+    """Plan with the rank capacity stated, or with the one that makes the step of this batch shortest, as hdp-naive.
+
+    A sequence that one rank holds gets one rank (Equation 3), so that with much memory long ones keep few ranks busy.
+    """
+    if problem.cost.layout.context.rank_capacity_tokens is not None:
+        return plan_balanced(problem)
+    contest: Contest | None = None
+    for capacity in capacities_below(problem):
+        try:
+            balance = _Balance(replace(problem, capacity_tokens=capacity))
+        except InfeasibleError:  # too many ranks for a long sequence
+            break
+        if contest is not None and balance.work_s >= contest.end_s:  # and smaller capacities mean more work
+            break
+        if contest is not None and balance.least_s >= contest.end_s:
+            continue
+        balance.run()
+        if contest is None:
+            contest = Contest(problem, balance.plan(), balance.least_s)
+            contest.judge()
+        else:
+            contest.enter(balance.plan(), balance.least_s)
+    return plan_balanced(problem) if contest is None else contest.best
 
 
 _Bucket = deque[int]
@@ -73,6 +102,18 @@ class _Balance:
         middle = (np.cumsum(work) - work / 2.0) / work.sum()
         number = np.minimum((middle * count).astype(np.int64), count - 1)
         return [deque(order[number == bucket].tolist()) for bucket in np.unique(number).tolist()]
+
+    @property
+    def work_s(self) -> float:
+        """Mean work of a rank."""
+        work_s = np.where(self.long, self._long_s * self.size, self._piece_s)
+        return float(work_s.sum()) / self.problem.ranks
+
+    @property
+    def least_s(self) -> float:
+        """A time before which no plan of these groups ends: the mean work, or the longest sequence."""
+        longest_s = np.where(self.long, self._long_s, self._piece_s).max()
+        return max(self.work_s, float(longest_s)) * NEARLY
 
     def run(self) -> None:
         """Place all sequences."""

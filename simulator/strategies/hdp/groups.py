@@ -181,3 +181,14 @@ anything longer tends to become the critical path."""
 def paper_groups(problem: PlanningProblem, lengths: Ints, mean_s: float) -> tuple[Ints, Floats]:
     """Group size and offload ratio as Equation 3 gives them, within that share of a rank's mean work."""
     return choose_groups(problem, lengths, np.inf, OFFLOAD_SHARE * mean_s)
+
+
+def capacities_below(problem: PlanningProblem) -> tuple[int, ...]:
+    """Capacities that are looked at where none is stated, the largest first.
+
+    The context over 1, 2, 3, 4, 6, 8, 12, ..., in whole tokens of every GPU: more memory adds some and takes none away.
+    """
+    tp, context = problem.cost.layout.parallel.tp, problem.context_tokens
+    parts = (1, *(step << halvings for halvings in range(context.bit_length()) for step in (2, 3)))
+    every = dict.fromkeys(-(-context // (tp * share)) * tp for share in parts)
+    return tuple(capacity for capacity in every if capacity <= problem.capacity_tokens)

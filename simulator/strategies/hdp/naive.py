@@ -16,7 +16,7 @@ from hdpsim.simulator.strategies.plan_ideal import plan_ideal_s
 from hdpsim.simulator.strategies.problem import PlanningProblem
 from hdpsim.simulator.strategies.static.packing import Pieces, assemble, best_fit
 
-from .groups import paper_groups
+from .groups import capacities_below, paper_groups
 
 
 def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pieces, Ints, Floats, Floats]:
@@ -52,8 +52,7 @@ def naive_micro_batches(problem: PlanningProblem, average_s: float) -> tuple[Pie
 def plan_naive(problem: PlanningProblem) -> Plan:
     """Plan waves with the rank capacity stated, or with the one that makes the step of this batch shortest.
 
-    Every sequence gets the fewest ranks that hold it, so a large capacity means few, long micro-batches. Capacities
-    looked at are the context over 1, 2, 3, 4, 6, 8, 12, ...: more memory adds some and takes none away.
+    Every sequence gets the fewest ranks that hold it, so a large capacity means few, long micro-batches.
     """
     if problem.cost.layout.context.rank_capacity_tokens is not None:
         return naive_waves(problem).plan()
@@ -73,15 +72,11 @@ def plan_naive(problem: PlanningProblem) -> Plan:
 
 def naive_drafts(problem: PlanningProblem) -> Iterator[NaiveWaves]:
     """Waves of every capacity that can run, the largest first."""
-    tp, context = problem.cost.layout.parallel.tp, problem.context_tokens
-    parts = (1, *(step << halvings for halvings in range(context.bit_length()) for step in (2, 3)))
-    capacities = dict.fromkeys(-(-context // (tp * share)) * tp for share in parts)
-    for capacity in capacities:
-        if capacity <= problem.capacity_tokens:
-            try:
-                yield naive_waves(replace(problem, capacity_tokens=capacity))
-            except InfeasibleError:  # too many ranks for a long sequence
-                return
+    for capacity in capacities_below(problem):
+        try:
+            yield naive_waves(replace(problem, capacity_tokens=capacity))
+        except InfeasibleError:  # too many ranks for a long sequence
+            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def with_room_for(setup: Setup, times: float) -> Setup:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, "hdp-balance"])
 @settings(max_examples=10, deadline=None)
 @given(task=tasks(), times=st.sampled_from([1.3, 2.0, 4.0, 32.0]))
 def test_more_memory_never_slows_a_step_planned_anew(name: StrategyName, task: Task, times: float):
@@ -50,6 +50,27 @@ def test_more_memory_never_slows_a_step_planned_anew(name: StrategyName, task: T
     except InfeasibleError:  # activations on the host, too
         return
     assert simulate_step(more, task.lengths).step_s <= before_s * FOR_NOTHING
+
+
+def test_hdp_balance_does_not_leave_ranks_idle_because_one_would_hold_a_sequence():
+    """Four sequences on 64 ranks: with room for a whole one, groups of one rank took ten times as long."""
+    steps = []
+    for times in (1.0, 3.0):
+        cluster = catalog.cluster_of("hgx-a100-80gb", 64)
+        gpu = replace(cluster.node.gpu, hbm_bytes=times * cluster.node.gpu.hbm_bytes)
+        setup = Setup(
+            model=replace(catalog.model("mixtral-8x7b"), layers=8),
+            cluster=replace(cluster, node=replace(cluster.node, gpu=gpu)),
+            layout=Layout(sharding="zero3"),
+            calibration=calibration("ampere"),
+            context_tokens=65_536,
+            strategy=StrategyOptions(name="hdp-balance"),
+        )
+        result = simulate_step(setup, [65_536] * 4)
+        naive = simulate_step(replace(setup, strategy=StrategyOptions(name="hdp-naive")), [65_536] * 4)
+        assert result.step_s == pytest.approx(naive.step_s, rel=0.01)
+        steps.append(result.step_s)
+    assert steps[1] <= steps[0]
 
 
 def test_faster_products_do_not_slow_a_batch_of_one_long_and_many_short_sequences():
