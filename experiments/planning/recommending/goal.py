@@ -26,7 +26,7 @@ what that takes lies inside the band from P10 to P90 that validated runs support
 _UNITS_S = {"h": HOUR_S, "hour": HOUR_S, "d": DAY_S, "day": DAY_S, "w": 7 * DAY_S, "week": 7 * DAY_S}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(hours?|days?|weeks?|[hdw])\s*", re.IGNORECASE)
 _LONGEST_S = 3650 * DAY_S
-_LIMIT = re.compile(r"\s(in|for)\s")
+_LIMIT = re.compile(r"\s(in|for|by|until|before)\s")
 _HALVINGS = 60
 """Of the range in which a time lies, which is far below what anybody reads."""
 
@@ -112,9 +112,9 @@ def parse_goal(text: str) -> Goal:
         if len(found) > 1:
             return Goal(**found)
     raise UserInputError(
-        f"--target: expected two or three of tokens, a time (hours, days or weeks; at most ten years) and money, such "
-        f'as "300B tokens in 30 days", "300B tokens in 30 days for 20M USD", "300B tokens for 20M USD" or '
-        f'"20M USD in 60 days"; got {quoted(text)}'
+        "--target: expected two or three of tokens, a time (hours, days or weeks from the start; at most ten years) "
+        'and money, such as "300B tokens in 30 days", "300B tokens in 30 days for 20M USD", "300B tokens for 20M USD" '
+        f'or "20M USD in 60 days"; got {quoted(text)}'
     )
 
 
@@ -125,7 +125,7 @@ def _quantity(word: str, text: str) -> tuple[str, float | None]:
         unit = time[2].lower()
         seconds = float(time[1]) * _UNITS_S[unit if unit in _UNITS_S else unit.removesuffix("s")]
         return "seconds", seconds if 0.0 < seconds <= _LONGEST_S else None
-    if word == "in":
+    if word not in ("", "for"):
         return "seconds", None
     if word == "for" or text.upper().endswith("USD"):
         return "usd", parse_usd(text, "--target")

@@ -70,10 +70,11 @@ def unreachable(
         )
     elif reached:
         least_s = min(seconds for _, seconds in reached)
+        work = f"a larger data.batch than {scenario.data.batch} (more GPUs find no more work in it)"
         lines.append(
             f"What would have to change: at least {duration(least_s)} instead of {goal.time}, at most "
-            f"{large_amount(_in_time(goal, least_s))} tokens, a larger data.batch than "
-            f"{scenario.data.batch} (more GPUs find no more work in it), or faster GPUs (--gpu)"
+            f"{large_amount(_in_time(goal, least_s))} tokens, {'more GPUs (--max-gpus)' if bound else work}, or faster "
+            "GPUs (--gpu)"
         )
     else:
         lines.append(

@@ -50,7 +50,8 @@ def test_goals_are_read_as_people_write_them(text: str, tokens: float, days: flo
 
 
 @pytest.mark.parametrize(
-    "text", ["300B", "in 30 days", "300B tokens", "300B in 0 days", "lots in 3 days", "1B in 3"]
+    "text",
+    ["300B", "in 30 days", "300B tokens", "300B in 0 days", "lots in 3 days", "1B in 3", "1B by March 1"],
 )
 def test_other_goals_get_one_message_with_an_example(text: str) -> None:
     with pytest.raises(UserInputError, match=r"--target: .*300B"):
