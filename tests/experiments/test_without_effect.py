@@ -107,7 +107,7 @@ def answer(changes: tuple[str, ...]) -> Answer | None:
     figures = (
         tuple((result.step_s, result.tokens) for result in outcome.results), tuple(outcome.account_s().items()),
         round(first.memory.total_bytes), round(first.memory.host_bytes), round(first.memory.allocated_bytes),
-        round(first.memory.device_bytes),
+        round(first.memory.cached),
         first.plan_micro_batches, first.rank_capacity_tokens, first.makespan_s,
     )  # fmt: skip
     return Answer(figures, outcome)
