@@ -9,6 +9,7 @@ from typing import Literal
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layer.adapters import trained_per_gpu
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import LEAN, MemoryOverheads
 from hdpsim.cost_models.memory.states import WEIGHT_BYTES, state_bytes
 from hdpsim.cost_models.transformer.model import Model
 from hdpsim.cost_models.transformer.parameters import parameters_per_gpu
@@ -37,11 +38,13 @@ class CheckpointSize:
     all_ranks_bytes: float
 
 
-def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
+def checkpoint_size(
+    model: Model, layout: Layout, ranks: int, overheads: MemoryOverheads = LEAN
+) -> CheckpointSize:
     """Bytes of a checkpoint that resumes training exactly.
 
         stored once: 2 + optimizer_bytes (14) per parameter; on each GPU: weights and optimizer as sharded by the layout
-        frozen weights 2, adapters beside them 2 + optimizer_bytes
+        frozen weights 2, adapters beside them 2 + optimizer_bytes; optimizer_bytes (12) where shards have 32 bits alone
 
     Counted: bf16 weights 2, fp32 master weights 4, both Adam moments 8; layers of multi-token prediction. Optimizer
         states that are in host memory are stored and read, but no GPU copies them.
@@ -49,16 +52,17 @@ def checkpoint_size(model: Model, layout: Layout, ranks: int) -> CheckpointSize:
     Source: state_bytes; BLOOM's checkpoints (2.3 TB for 176 G parameters, arXiv 2211.05100) have 13.1 B.
     """
     plain = layout.changed(precision="bf16")  # 8-bit copies are made again from the weights
-    stages = [state_bytes(model, plain, ranks, stage) for stage in range(layout.parallel.pp)]
+    stages = [state_bytes(model, plain, ranks, stage, overheads) for stage in range(layout.parallel.pp)]
     held = [stage.weights + stage.optimizer + stage.on_host for stage in stages]
     whole = Layout(adapter_kernels=layout.kernels.adapters)  # one GPU that holds everything once
     trained = trained_per_gpu(model, whole, 0).total
     weights = parameters_per_gpu(model, whole, 0).total + trained * model.frozen
+    in_optimizer = not any(stage.weights for stage in stages)  # the only weights are the optimizer's
     return CheckpointSize(
         gpu_bytes=max(stage.weights + stage.optimizer for stage in stages),
         held_bytes=max(held),
         replicated_bytes=0.0 if layout.sharding.kind == "zero3" else max(stage.weights for stage in stages),
-        unique_bytes=WEIGHT_BYTES * weights + layout.precision.optimizer_bytes * trained,
+        unique_bytes=WEIGHT_BYTES * weights * (not in_optimizer) + layout.precision.optimizer_bytes * trained,
         all_ranks_bytes=sum(held) * layout.parallel.tp * ranks,
     )
 

@@ -123,7 +123,7 @@ def plan_values(
         raise InfeasibleError(
             f"campaign.duration: {values['duration']:g} s are shorter than one step ({undisturbed.seconds:.3g} s)"
         )
-    size = checkpoint_size(scenario.model, scenario.layout, _ranks(scenario))
+    size = checkpoint_size(scenario.model, scenario.layout, _ranks(scenario), scenario.memory.overheads)
     times = _restart_times(scenario, values, size)
     flaps = _link_flaps(values)
     step_s, step_note = _stalled(

@@ -39,7 +39,7 @@ def checkpoints_of(setup: Setup, run: RunOptions) -> Checkpoints | None:
     if run.checkpoint_steps is None:
         return None
     cluster, node = setup.cluster, setup.cluster.node
-    size = checkpoint_size(setup.model, setup.layout, setup.ranks)
+    size = checkpoint_size(setup.model, setup.layout, setup.ranks, setup.memory.overheads)
     fastest = sending_bytes_per_s(cluster) or run.storage_bytes_per_s
     if run.checkpoint_upload_s is not None:
         fastest = size.unique_bytes / max(run.checkpoint_upload_s, 1e-9)

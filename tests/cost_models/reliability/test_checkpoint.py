@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.hardware import catalog
 from hdpsim.cost_models.hardware.parts import Cluster
 from hdpsim.cost_models.layout.layout import Layout
+from hdpsim.cost_models.memory.overheads import MemoryOverheads
 from hdpsim.cost_models.reliability.checkpoint import (
     blocking_s,
     checkpoint_size,
@@ -97,6 +98,14 @@ def test_a_checkpoint_of_adapters_has_no_optimizer_states_of_frozen_weights() ->
     # r (in + out) of queries, keys and values together (4,096 and 6,144) and of the output (4,096 and 4,096), 32 times
     adapters = 32 * 16 * ((4096 + 6144) + (4096 + 4096))
     assert size.unique_bytes == pytest.approx(2 * parameters(model).total + (2 + 12) * adapters)
+
+
+def test_shards_of_32_bits_are_stored_once_not_once_more_in_16() -> None:
+    model = catalog.model("llama-3-8b")
+    of_32_bits = MemoryOverheads(sixteen_bit_shards=False)
+    size = checkpoint_size(model, Layout(sharding="zero3"), 8, of_32_bits)
+    assert size.unique_bytes == size.all_ranks_bytes == pytest.approx(12 * parameters(model).total)
+    assert checkpoint_size(model, Layout(), 8, of_32_bits) == checkpoint_size(model, Layout(), 8)
 
 
 def test_optimizer_states_of_the_host_are_stored_and_read_but_no_gpu_copies_them() -> None:
