@@ -156,6 +156,8 @@ def _ratio(number: int, offload: float) -> float:
 
 def _rank_numbers(ranks: int | Iterable[int], number: int) -> Ints:
     """The ranks, ascending."""
+    if isinstance(ranks, range) and ranks.step == 1:
+        return np.arange(ranks.start, ranks.stop, dtype=np.int64)
     if not isinstance(ranks, range | np.ndarray):
         ranks = [_integer(rank, f"micro-batch {number}: a rank") for rank in _several(ranks)]
     members = np.atleast_1d(np.asarray(ranks))

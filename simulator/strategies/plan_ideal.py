@@ -18,6 +18,8 @@ from hdpsim.simulator.strategies.hdp.groups import FIRST_SIZES, least_group, siz
 from hdpsim.simulator.strategies.problem import PlanningProblem, linear_table
 
 BISECTIONS = 12
+_KEPT = "_ideal_s"
+"""Where a problem keeps its ideal."""
 
 
 def plan_ideal_s(problem: PlanningProblem) -> float:
@@ -33,6 +35,13 @@ def plan_ideal_s(problem: PlanningProblem) -> float:
     It holds for plans like HDP's: a long sequence has micro-batches to itself, short ones are on one rank, and what
     is offloaded hides behind compute. Pipeline bubbles, waiting and the step's epilogue are not in it.
     """
+    known = vars(problem)  # beside its cached properties: several planners of a batch ask
+    if _KEPT not in known:
+        known[_KEPT] = _least_step_s(problem)
+    return float(known[_KEPT])
+
+
+def _least_step_s(problem: PlanningProblem) -> float:
     long = problem.lengths[problem.lengths > problem.target_tokens]
     ideal = _Ideal(problem)
     short_s = ideal.short_s(problem.lengths[problem.lengths <= problem.target_tokens])

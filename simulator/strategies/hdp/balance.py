@@ -89,6 +89,7 @@ class _Balance:
         self._delta_s = max(options.delta * self.mean_s, 1e-12)
         self._by_turns = options.mode == "pp" or (options.mode == "auto" and problem.stages > 1)
         self._buckets = self._equal_work(options.buckets)
+        self._weight = problem.bubble_weight
         self._exec_s = np.zeros(problem.ranks)
         self._longest_s = np.zeros(problem.ranks)
         self._slots = np.zeros(problem.ranks, dtype=np.int64)
@@ -160,14 +161,28 @@ class _Balance:
         taken, seconds = [first], float(self._long_s[first])
         if not self.long[first]:
             seconds = self._pack(bucket, taken)
+        slot = self._book_one(members[0], seconds) if len(members) == 1 else self._book(members, seconds)
+        self._made.append((taken, sorted(members), slot))
+
+    def _book(self, members: list[int], seconds: float) -> int:
+        """Let ranks run a micro-batch of so many *seconds*; returns its slot."""
         chosen = np.array(members)
         slot = int(self._slots[chosen].max())
         longer_s = np.maximum(0.0, seconds - self._longest_s[chosen])
         begin_s = float(self._exec_s[chosen].max())
-        self._exec_s[chosen] = begin_s + seconds + self.problem.bubble_weight * longer_s
+        self._exec_s[chosen] = begin_s + seconds + self._weight * longer_s
         self._longest_s[chosen] += longer_s
         self._slots[chosen] = slot + 1
-        self._made.append((taken, sorted(members), slot))
+        return slot
+
+    def _book_one(self, rank: int, seconds: float) -> int:
+        """The same for one rank, without arrays: so are most micro-batches."""
+        slot, longest_s = int(self._slots[rank]), float(self._longest_s[rank])
+        longer_s = max(0.0, seconds - longest_s)
+        self._exec_s[rank] = float(self._exec_s[rank]) + seconds + self._weight * longer_s
+        self._longest_s[rank] = longest_s + longer_s
+        self._slots[rank] = slot + 1
+        return slot
 
     def _pack(self, bucket: _Bucket, taken: list[int]) -> float:
         """Add sequences of the bucket to the one *taken* until the next does not fit; return the micro-batch's time."""

@@ -100,6 +100,8 @@ class _Round:
         if self._sizes[-1] != problem.most_ranks:
             self._sizes.append(problem.most_ranks)
         self._groups: list[_Group] = []
+        self._of_size: dict[int, list[_Group]] = {size: [] for size in self._sizes}
+        self._busiest = 0.0
         self._free = problem.ranks
         first = next((size for size in self._sizes if lengths[longest] <= size * self._capacity), None)
         if first is None:
@@ -130,20 +132,22 @@ class _Round:
 
     def _best_group(self, length: int) -> _Group | int | None:
         """The group, or the size of a new one, that adds least to the busiest rank; None: nowhere within the cap."""
-        busiest = max(group.work for group in self._groups)
-        best: tuple[float, _Group | int] | None = None
-        for size in self._sizes:
+        best: _Group | int | None = None
+        least, busiest = np.inf, self._busiest
+        for size, groups in self._of_size.items():
             if length > size * self._capacity:
                 continue
-            work = length**2 / size
-            for group in self._groups:
-                if group.size == size and group.tokens + length / size <= self._capacity:
-                    end = max(busiest, group.work + work)
-                    if best is None or end < best[0]:
-                        best = (end, group)
-            if size <= self._free and (best is None or max(busiest, work) < best[0]):
-                best = (max(busiest, work), size)
-        return None if best is None or best[0] > self._cap else best[1]
+            tokens, work = length / size, length**2 / size
+            for group in groups:
+                if group.work + work < least and group.tokens + tokens <= self._capacity:
+                    best, least = group, max(busiest, group.work + work)
+                    if least <= busiest:  # no place adds less than nothing
+                        return best
+            if size <= self._free and max(busiest, work) < least:
+                best, least = size, max(busiest, work)
+                if least <= busiest:
+                    return best
+        return best if least <= self._cap else None
 
     def spread(self) -> list[tuple[list[int], range]]:
         """The sequences of every group and its ranks, all ranks in use if heads allow it."""
@@ -166,9 +170,11 @@ class _Round:
     def _new(self, size: int) -> _Group:
         self._free -= size
         self._groups.append(_Group(size))
+        self._of_size[size].append(self._groups[-1])
         return self._groups[-1]
 
     def _add(self, sequence: int, group: _Group) -> None:
         group.sequences.append(sequence)
         group.tokens += self._lengths[sequence] / group.size
         group.work += self._lengths[sequence] ** 2 / group.size
+        self._busiest = max(self._busiest, group.work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -266,9 +267,10 @@ class _Rows:
         # By the last of the neighbours; the first possible one has the place before its row and all but it before it.
         busy_s = of[_BUSY]
         last_s = of[_START, items:]
-        last_s = (
-            self._after_pipeline_s(of, items, last_s, gang) if gang.weight else self._within(last_s, items)
-        )
+        if gang.weight:
+            last_s = self._after_pipeline_s(of, items, last_s, gang)
+        else:
+            last_s = last_s + _across_rows(items, stride, len(last_s))
         in_time_s = max(latest_s, float(last_s.min()) * (1.0 + 1e-9))
         # Waiting for each other: what they are busy from the same start on, less what they are busy anyway.
         waste_s = (items * self.width) * last_s
@@ -288,11 +290,6 @@ class _Rows:
             return np.asarray(chosen)
         return np.asarray((chosen[:, None] * self.width + np.arange(self.width)).ravel())
 
-    def _within(self, last_s: Floats, items: int) -> Floats:
-        """Never where the neighbours would be of two rows."""
-        column = np.arange(items, items + len(last_s)) % (1 + self.row)
-        return np.where(column >= items, last_s, np.inf)
-
     def _after_pipeline_s(self, of: Floats, items: int, last_s: Floats, gang: _Next) -> Floats:
         """When the pipelines of every group of neighbours are ready that is free at *last_s*."""
         if items * self.width == 1:
@@ -310,6 +307,15 @@ class _Rows:
         before_s += gang.bubble_s
         np.maximum(before_s, last_s, out=before_s)
         return np.asarray(np.maximum(before_s, left_out_s, out=before_s))
+
+
+@lru_cache(maxsize=64)
+def _across_rows(items: int, stride: int, windows: int) -> Floats:
+    """By the last of so many neighbours: 0 where they are of one row of *stride* places, infinite where of two."""
+    column = np.arange(items, items + windows) % stride
+    late_s = np.where(column >= items, 0.0, np.inf)
+    late_s.setflags(write=False)
+    return late_s
 
 
 def window_max(values: Floats, items: int) -> Floats:

@@ -127,14 +127,12 @@ def turn_choices(
         if float(kinds.count @ kinds.sizes[kinds.bounds]) >= places:  # on the fewest ranks each
             continue
 
-        def sizes(time_s: float) -> Ints | None:
-            """The smallest groups that take so long; None if some take longer on any."""
-            entry = kinds.cheapest(np.where(kinds.times_s <= time_s, kinds.sizes, np.inf))
-            return None if entry is None else kinds.sizes[entry]
+        def sizes(time_s: float) -> Floats:
+            """Sizes of groups that take so long, infinite where they take longer."""
+            return np.where(kinds.times_s <= time_s, kinds.sizes, np.inf)
 
         def fits(time_s: float, places: int = places) -> bool:
-            size = sizes(time_s)
-            return size is not None and float(kinds.count @ size) + short_s / time_s <= places
+            return kinds.least(sizes(time_s)) + short_s / time_s <= places
 
         low_s = high_s = least_s
         while not fits(high_s):
@@ -142,9 +140,9 @@ def turn_choices(
         while high_s > low_s * (1.0 + TURN_CLOSE):
             middle_s = (low_s + high_s) / 2.0
             low_s, high_s = (low_s, middle_s) if fits(middle_s) else (middle_s, high_s)
-        size = sizes(high_s)
-        assert size is not None, "what fits has sizes"
-        group = size[kinds.kind]
+        entry = kinds.cheapest(sizes(high_s))
+        assert entry is not None, "what fits has sizes"
+        group = kinds.sizes[entry][kinds.kind]
         choices.append(
             Choice(group, problem.sequence_s(long.tokens, group), (turns + problem.bubble_weight) * high_s)
         )

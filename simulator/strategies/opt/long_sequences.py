@@ -45,6 +45,10 @@ class LongKinds:
             np.minimum(self.bounds + np.add.reduceat(self.times_s > limit_s, self.bounds), last)
         )
 
+    def least(self, cost: Floats) -> float:
+        """The sum over all sequences of their kind's least *cost*; infinite if a kind has only infinite ones."""
+        return float(self.count @ np.minimum.reduceat(cost, self.bounds))
+
     def cheapest(self, cost: Floats) -> Ints | None:
         """Of every kind the entry of *sizes* with the least *cost*; None if one has only infinite ones."""
         least = np.minimum.reduceat(cost, self.bounds)
@@ -106,24 +110,26 @@ def ideal_step_s(
     """
     weight, kinds = problem.bubble_weight, long.kinds if len(long.tokens) else None
 
-    def choice(step_s: float) -> tuple[float, Ints | None]:
-        if step_s <= weight * usual_s and short_s:
-            return np.inf, None
-        ranks = short_s / (step_s - weight * usual_s) if short_s else 0.0
-        if kinds is None:
-            return ranks, None
+    def cost(step_s: float) -> Floats:
+        """Ranks that a sequence of each kind takes on each size of group."""
+        assert kinds is not None
         left_s = step_s - weight * kinds.times_s
         cost = np.full(left_s.shape, np.inf)
         np.divide(kinds.sizes * kinds.times_s, left_s, out=cost, where=left_s >= kinds.times_s)
-        entry = kinds.cheapest(cost)
-        return (np.inf, None) if entry is None else (ranks + float(kinds.count @ cost[entry]), entry)
+        return cost
+
+    def fits(step_s: float) -> bool:
+        if step_s <= weight * usual_s and short_s:
+            return False
+        ranks = short_s / (step_s - weight * usual_s) if short_s else 0.0
+        return ranks + (0.0 if kinds is None else kinds.least(cost(step_s))) <= problem.ranks
 
     low_s = high_s = least_s
-    while choice(high_s)[0] > problem.ranks:
+    while not fits(high_s):
         low_s, high_s = high_s, high_s * 1.2
     while high_s > low_s * (1.0 + STEP_CLOSE):
         middle_s = (low_s + high_s) / 2.0
-        low_s, high_s = (low_s, middle_s) if choice(middle_s)[0] <= problem.ranks else (middle_s, high_s)
-    entry = choice(high_s)[1]
+        low_s, high_s = (low_s, middle_s) if fits(middle_s) else (middle_s, high_s)
+    entry = None if kinds is None else kinds.cheapest(cost(high_s))
     sizes = np.empty(0, dtype=np.int64) if kinds is None or entry is None else kinds.sizes[entry][kinds.kind]
     return high_s, sizes

@@ -119,3 +119,27 @@ def test_no_rank_of_a_round_has_more_than_the_cap(lengths: list[int]) -> None:
             least *= 2
         if len(ranks) < 8:  # the group of all ranks is the fallback
             assert sum(t**2 for t in tokens) / len(ranks) <= 1.05 * top**2 / least + 1e-6
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 8192), min_size=2, max_size=40))
+def test_a_sequence_goes_where_the_busiest_rank_has_least(lengths: list[int]) -> None:
+    lengths = sorted(lengths, reverse=True)
+    made = _Round(problem(lengths), lengths, 0)
+    for number, length in enumerate(lengths[1:], 1):
+        busiest = max(group.work for group in made._groups)
+        places = []  # smaller groups first, those there are before a new one, the older ones first
+        for size in (1, 2, 4, 8):
+            work = length**2 / size
+            for group in made._groups:
+                if group.size == size and group.tokens + length / size <= 1024:
+                    places.append((max(busiest, group.work + work), group))
+            if length <= 1024 * size and size <= made._free:
+                places.append((max(busiest, work), size))
+        end, where = min(places, key=lambda place: place[0], default=(np.inf, None))
+        if end > made._cap:
+            where = None
+        found = made._best_group(length)
+        assert found is where or found == where
+        if where is not None:
+            made._add(number, made._new(where) if isinstance(where, int) else where)

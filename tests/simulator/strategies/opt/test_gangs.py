@@ -176,6 +176,11 @@ def test_the_largest_of_neighbours(rows: list[list[float]], items: int):
     assert window_max(np.array(rows), items).tolist() == largest
 
 
+def test_neighbours_are_of_one_row():
+    # Rows of three items and the place before them; by the last of two neighbours: places 2 to 7.
+    assert gangs_module._across_rows(2, 4, 6).tolist() == [0.0, 0.0, np.inf, np.inf, 0.0, 0.0]
+
+
 def test_ranks_larger_than_a_node_need_no_node():
     one = problem(tp=8, nodes=4)
     members, _, _ = place(one, [3], [1.0], [0.0, 5.0, 0.0, 0.0])
@@ -285,6 +290,15 @@ def test_long_sequences_meet_a_limit_or_are_as_quick_as_can_be():
     size, time_s = next(long.within([limit_s]))
     assert np.all((time_s <= limit_s) | (time_s == quickest_s))
     assert np.all(size >= relaxed)
+
+
+def test_the_least_cost_of_all_is_that_of_the_cheapest_sizes():
+    kinds = LongSequences(problem(lengths=[5000, 5000, 16384])).kinds
+    cost = kinds.sizes * kinds.times_s
+    entry = kinds.cheapest(cost)
+    assert kinds.count.tolist() == [1, 2]
+    assert kinds.least(cost) == float(cost[entry[0]] + 2 * cost[entry[1]])
+    assert kinds.least(np.full_like(cost, np.inf)) == np.inf
 
 
 def test_limits_are_met_whatever_the_floor():
