@@ -232,9 +232,7 @@ class _Moved(NamedTuple):
 
 def _moved(program: Program, works: Works, traffic: Traffic, routes: StepRoutes, factor: Floats) -> _Moved:
     chain, costs = program.chain, program.costs
-    rate = routes.shard_bytes_per_s
-    if traffic.kind != "shards":
-        rate = routes.passes[traffic.kind].bytes_per_s(routes.links.capacity_bytes_per_s)
+    rate = routes.burst_bytes_per_s(traffic.kind)
     burst = rate[chain.stage[0, : chain.virtual_stages][:, None] * routes.groups + routes.group_of_unit]
     by_virtual = replace(traffic, times=traffic.times[chain.kinds(costs.kind)])
     assumed = np.broadcast_to(traffic.sent.bytes_per_s, burst.shape)

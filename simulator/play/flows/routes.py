@@ -21,6 +21,8 @@ from hdpsim.cost_models.step.step_traffic import HOST_KINDS, StepTraffic, SumTra
 from hdpsim.simulator.network.link_flaps_on_flows import Flap
 from hdpsim.simulator.plan import Plan
 
+BLOCK_KINDS: frozenset[TrafficKind] = frozenset({"shards", "experts"})
+"""Collectives of ranks that meet in every layer: all of them take part, whatever micro-batches they run."""
 EQUAL = 1e-9  # relative difference below which links carry the same
 
 
@@ -198,8 +200,8 @@ class StepRoutes:
     """The same where transfers hold stages, of every rank on its own; else empty."""
     gathers: Rows
     sums: Rows
-    shard_bytes_per_s: Floats
-    """[rows of passes]: rate of gathers layer by layer, which all ranks that share parameters do at once."""
+    at_once_bytes_per_s: dict[TrafficKind, Floats]
+    """[rows of passes]: rate of collectives that all ranks of a block do at once, whatever micro-batches they run."""
 
     @classmethod
     def of(
@@ -237,11 +239,13 @@ class StepRoutes:
             rows(places.sums(parts), parallel.pp, connection)
             for connection, parts in ((14, traffic.gathers), (15, traffic.sums))
         )
-        shard_rate = np.full(everywhere, np.inf)
-        if "shards" in passes:
-            sent, row = places.shards_at_once(traffic)
-            at_once = rows(sent, int(sent.row.max()) + 1, sorted(kinds - HOST_KINDS).index("shards"))
-            shard_rate = at_once.bytes_per_s(np.where(limits, links.capacity_bytes_per_s, np.inf))[row]
+        at_once: dict[TrafficKind, Floats] = {}
+        capacity = np.where(limits, links.capacity_bytes_per_s, np.inf)
+        for number, kind in enumerate(sorted(kinds - HOST_KINDS)):
+            if kind in BLOCK_KINDS:
+                sent, row = places.at_once(kind, traffic)
+                count = 1 + max(int(one.max(initial=0)) for one in (sent.row, row))
+                at_once[kind] = rows(sent, count, number).bytes_per_s(capacity)[row]
         follows = np.arange(len(links))
         if not wired.every_link:
             families = [*passes.values(), *transfers.values(), *rank_transfers.values(), gathers, sums]
@@ -261,8 +265,14 @@ class StepRoutes:
             rank_transfers={pair: one.kept(stay) for pair, one in rank_transfers.items()},
             gathers=gathers.kept(stay),
             sums=sums.kept(stay),
-            shard_bytes_per_s=shard_rate,
+            at_once_bytes_per_s=at_once,
         )
+
+    def burst_bytes_per_s(self, kind: TrafficKind) -> Floats:
+        """[rows of passes]: rate of the busiest GPU while nothing else is sent; infinite: nothing leaves a node."""
+        if kind in self.at_once_bytes_per_s:
+            return self.at_once_bytes_per_s[kind]
+        return self.passes[kind].bytes_per_s(self.links.capacity_bytes_per_s)
 
     def who(self, label: str, row: int) -> str:
         """The label of one activity of a kind; empty without a record."""
@@ -366,37 +376,38 @@ class Places:
             case "tensor":
                 distance = min(node_gpus, self._parallel.tp)
                 return Sent.of(row, gpus, np.roll(gpus, -distance, axis=1))
-            case "experts":
-                ranks, cut = traffic.expert_ranks
-                index = member[:, None] * self._parallel.tp + np.arange(self._parallel.tp)
-                base = index // (ranks * cut) * (ranks * cut) + index % cut
-                target = self._gpus_of_stage(base[:, :, None] + cut * np.arange(ranks), stage)
-                source = np.broadcast_to(gpus[:, :, None], target.shape)
-                return _evenly(row[:, :, None], source, target, np.array(True), node_gpus)
             case "offload" | "fetch":
                 raise AssertionError("copies to hosts have rows of their own")
-            case "shards":
-                return self._shards(row, member, stage, traffic)
+            case "shards" | "experts":
+                return self._in_block(kind, row, member, stage, traffic)
 
-    def _shards(self, row: Ints, rank: Ints, stage: int, traffic: StepTraffic) -> Sent:
-        """What ranks send of the parameters of every layer: to those on the next node that share them."""
-        within = min(traffic.shard_ranks, self._ranks)
-        side_by_side = max(1, self._links.cluster.node.gpus // self._parallel.rank_stride)
-        block = rank // within * within
-        target = block + (rank - block + min(side_by_side, within)) % within
-        return Sent.of(row, self._gpus(rank, stage), self._gpus(target, stage))
+    def _in_block(self, kind: TrafficKind, row: Ints, rank: Ints, stage: int, traffic: StepTraffic) -> Sent:
+        """What ranks send to others of their block: of parameters to the next node, of tokens to all experts."""
+        tp, node_gpus, gpus = self._parallel.tp, self._links.cluster.node.gpus, self._gpus(rank, stage)
+        if kind == "shards":
+            within = min(traffic.shard_ranks, self._ranks)
+            side_by_side = min(max(1, node_gpus // self._parallel.rank_stride), within)
+            block = rank // within * within
+            return Sent.of(row, gpus, self._gpus(block + (rank - block + side_by_side) % within, stage))
+        ranks, cut = traffic.expert_ranks
+        index = rank[:, None] * tp + np.arange(tp)
+        base = index // (ranks * cut) * (ranks * cut) + index % cut
+        target = self._gpus_of_stage(base[:, :, None] + cut * np.arange(ranks), stage)
+        source = np.broadcast_to(gpus[:, :, None], target.shape)
+        return _evenly(row[:, :, None], source, target, np.array(True), node_gpus)
 
-    def shards_at_once(self, traffic: StepTraffic) -> tuple[Sent, Ints]:
-        """What all ranks send that share parameters, a row for each block of them on each stage; the row of each group.
+    def at_once(self, kind: TrafficKind, traffic: StepTraffic) -> tuple[Sent, Ints]:
+        """What all ranks send, each as much, in a row for each block on each stage; and the row of each group.
 
-        A group that spans blocks has that of its first member.
+        A group that spans blocks has the row of its first member.
         """
-        within, rank = min(traffic.shard_ranks, self._ranks), np.arange(self._ranks)
-        blocks, stages = -(-self._ranks // within), range(self._parallel.pp)
-        first = np.arange(self._parallel.pp)[:, None] * blocks
+        experts, tp = traffic.expert_ranks, self._parallel.tp
+        within = traffic.shard_ranks if kind == "shards" else max(1, experts[0] * experts[1] // tp)
+        rank, stages = np.arange(self._ranks), np.arange(self._parallel.pp)
+        first = stages[:, None] * -(-self._ranks // within)
         row = (first + rank // within)[:, :, None]
-        sent = Sent.together([self._shards(row[stage], rank, stage, traffic) for stage in stages])
-        return sent, (first + self._member[self._offsets[:-1]] // within).ravel()
+        sent = [self._in_block(kind, row[stage], rank, stage, traffic) for stage in stages.tolist()]
+        return Sent.together(sent), (first + self._member[self._offsets[:-1]] // within).ravel()
 
     def _members_that_send(self, kind: TrafficKind, traffic: StepTraffic) -> Ints:
         """Places of members of groups that send anything of a kind."""
