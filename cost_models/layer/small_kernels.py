@@ -47,6 +47,11 @@ ONE_NORM, ONE_NORM_GRADIENT, ONE_NORM_WEIGHT = 2.0, 3.0, 2.0
 SEPARATE_ROTARY = (10.0, 15.0)
 # With a gate: activation (2), product (3). Backward: two gradients of the product (3 + 3), activation (3).
 SEPARATE_ACTIVATION = {True: (5.0, 9.0), False: (2.0, 3.0)}
+# Gradients of one input that several matrices read, one by one: of queries, keys and values two sums, of gate and up
+# one, each of whole rows whatever the tensor parallelism, for what is summed goes to a reduction afterwards.
+# Source: transformers, models/llama/modeling_llama.py (q_proj, k_proj, v_proj, gate_proj, up_proj); PyTorch,
+# autograd/input_buffer.cpp (accumulate).
+SUMS_OF_ATTENTION, SUMS_OF_GATE = 6.0, 3.0
 # Rows copied into a padded buffer before the experts and out of one behind them.
 PADDING = 4.0
 # Experts as modules, forward: the common output zeroed (1), each output copied into it (2). Backward: the gradient of a
@@ -144,7 +149,8 @@ class SmallKernels:
         separate  norms 2 x n h / S + outputs 2 x (3 + bias 2 + dropout 2 + mask) h / S + rotary 10 (a + g) d / t
                   + activation (5 with a gate, 2 without, + bias 2) f / t + norms of queries and keys n (a + g) d / t
                   n = 18 (RMSNorm), 10 (LayerNorm), 2 (fused_norms); gradients: see SEPARATE_NORM to
-                  SEPARATE_ACTIVATION, outputs 2 x (3 + bias 1 + dropout 2 + mask); with LayerNorm twice the forward
+                  SEPARATE_ACTIVATION, outputs 2 x (3 + bias 1 + dropout 2 + mask); with LayerNorm twice the forward;
+                  with matrices_apart 9 h more (_sums_of_gradients)
         Mamba-2   convolution, scan and gated norm: mamba.mamba_kernels
         experts   routing 4 k h / t + 4 etp k h / t with several experts on a GPU of an expert-parallel group (GPUs that
                   share experts hold all their tokens when they sort them); with ep = 1 4 etp k h / t (they gather
@@ -197,6 +203,8 @@ class SmallKernels:
             gradients = BACKWARD_TRAFFIC * fused
         else:
             gradients = _separate_gradients(model, layout, moe)
+        if not layout.kernels.fused:
+            gradients += _sums_of_gradients(model, layout, moe)
         self.passes_backward = gradients + sum(kind.backward.at_full_rate * width for kind, width in eager)
         if parts_of(model).mamba:
             both = [mamba_kernels(model, layout, backward=side) for side in (False, True)]
@@ -268,7 +276,6 @@ def _separate_gradients(model: Model, layout: Layout, moe: bool) -> float:
     """Passes of the backward where each operation and each gradient is a kernel of its own.
 
     The sum of a residual has no kernel there, the fork before it has one (3).
-    Ignored: sums of the gradients that matrices which stock models keep apart have for one input (9 h).
     """
     parts = parts_of(model)
     blocks = 1 if model.parallel_block else parts.blocks
@@ -281,6 +288,15 @@ def _separate_gradients(model: Model, layout: Layout, moe: bool) -> float:
     activation_passes = SEPARATE_ACTIVATION[model.gated_mlp][1] + (1 if model.biases else 0)
     activation = activation_passes * _width(model, moe) / layout.parallel.tp
     return norms + activation + parts.blocks * output * width + SEPARATE_ROTARY[1] * _rotated(model, layout)
+
+
+def _sums_of_gradients(model: Model, layout: Layout, moe: bool) -> float:
+    """Passes that sum gradients of one input, 9 h with a gate, of experts 6 h + 3 k h / t (SUMS_OF_ATTENTION)."""
+    if not layout.kernels.matrices_apart:
+        return 0.0
+    copies = model.top_k / layout.parallel.tp if moe else 1.0
+    sums = SUMS_OF_ATTENTION * parts_of(model).attention + SUMS_OF_GATE * copies * model.gated_mlp
+    return sums * model.hidden
 
 
 def _rotated(model: Model, layout: Layout) -> float:

@@ -349,6 +349,9 @@ class Kernels(Group):
     """Norms, biases, activation, rotary embedding, dropout and softmax as one kernel each, not one per operation."""
     fused_norms: bool = switch(False, needs=(needs.SEPARATE_KERNELS,))
     """Norms are one kernel where other operations are one each (PyTorch's RMSNorm since 2.9)."""
+    matrices_apart: bool = switch(False, needs=(needs.SEPARATE_KERNELS,))
+    """Queries, keys and values come from a matrix each, and so do gate and up projection, whose gradients of the common
+    input are then summed by kernels; off: from one matrix."""
     lean_gradients: bool = switch(False, needs=(needs.FUSED,))
     """Gradients of norms, activation and rotary embedding read only what they need, as Transformer Engine's kernels
     do; off: twice what the forward reads and writes."""

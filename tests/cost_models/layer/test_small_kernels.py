@@ -53,6 +53,22 @@ def test_separate_gradients_of_llama() -> None:
     assert backward(GPT, fused_kernels=False) == 2 * passes(GPT, Layout(fused_kernels=False))
 
 
+def test_gradients_of_matrices_that_read_one_input_are_summed() -> None:
+    # of queries, keys and values two sums, of gate and up one: 2 read, 1 written, of whole rows on every GPU
+    def sums(model: Model, *, fused: bool = False, moe: bool = False, tp: int = 1) -> float:
+        joined = Layout(fused_kernels=fused, tp=tp, sequence_parallel=tp > 1)
+        usual, apart = (
+            SmallKernels(model, layout, GPU, CAL, moe=moe).passes_backward
+            for layout in (joined, joined.changed(matrices_apart=True))
+        )
+        return apart - usual
+
+    assert sums(MODEL) == sums(MODEL, tp=8) == (6 + 3) * HIDDEN
+    assert sums(GPT) == 6 * HIDDEN
+    assert sums(replace(MODEL, experts=8, top_k=2), moe=True) == (6 + 2 * 3) * HIDDEN
+    assert sums(MODEL, fused=True) == 0
+
+
 def test_dropout_of_gpt() -> None:
     # fused: only the mask of one byte is new, twice; separate: read, write and the mask, twice, beside the biases
     assert passes(replace(GPT, dropout=True)) - passes(GPT) == 2 * 0.5 * HIDDEN

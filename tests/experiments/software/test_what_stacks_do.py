@@ -77,6 +77,25 @@ def test_layers_of_transformer_engine_are_its_kernels_in_any_trainer(
     assert [setting and setting.value for setting in said] == [fused, lean]
 
 
+@pytest.mark.parametrize(
+    ("framework", "model", "apart"),
+    [
+        ("Hugging Face Trainer", "llama2-7b", True),
+        ("Hugging Face Trainer with torch.compile", "llama2-7b", None),
+        ("Hugging Face Trainer", "qwen-7b", None),  # c_attn
+        ("Hugging Face Trainer", "qwen2-7b", True),
+        ("torchtitan", "llama3-8b", True),
+        ("nanotron", "llama3-8b", None),  # qkv_proj, gate_up_proj
+    ],
+)
+def test_stock_layers_have_a_matrix_for_queries_keys_and_values_each(
+    framework: str, model: str, apart: bool | None
+) -> None:
+    run = Run(RunConfig(gpu="h100", framework=framework, model_name=model, year=2025))
+    said = setting_of(run, "matrices_apart")
+    assert (said and said.value) == apart
+
+
 def test_no_stack_gets_hooks_of_zero3_for_its_mixtures_alone() -> None:
     """Its models without experts have them, too, and runs of these show less (docs/explanation/physics.md)."""
     for n_experts in (None, 128):
