@@ -64,11 +64,15 @@ class Meetings:
 def meetings_of(plan: Plan, costs: StepCosts, noise: Noise | None) -> Meetings | None:
     """The meetings of a plan; None where ranks do not meet, or what they run is alike anyway.
 
+    What is alike may still be late, one more than another, where transfers share links (costs.traffic): without noise
+    those meet, too.
+
     Raises:
         PlanError: members of a group would meet others at different slots, and wait for ever.
     """
     block = costs.meeting_ranks
-    if block == 1 or costs.alike or plan.micro_batches == 0:
+    late = costs.traffic is not None and noise is None
+    if block == 1 or (costs.alike and not late) or plan.micro_batches == 0:
         return None
     own = np.full((plan.ranks, int(np.diff(plan.order_offsets).max(initial=0))), HOLE, dtype=np.int64)
     entries = plan.entries

@@ -92,7 +92,7 @@ def _run(plan: Plan, costs: StepCosts, wired: Wired, noise: Noise | None, spans:
         ring = busiest_ring(record, wired, plan, costs.traffic, flows.routes)
     limited = np.isfinite(flows.routes.links.capacity_bytes_per_s)
     shared = SharedLinks(
-        independent_s=run_replay(plan, costs, noise).step_s,
+        independent_s=run_replay(plan, replace(costs, traffic=None), noise).step_s,
         alone_s=flows.played.step_end.step_s,
         contention_s=contention_s,
         carried_bytes=np.where(limited, flows.carried_bytes(), 0.0),

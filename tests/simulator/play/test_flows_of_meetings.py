@@ -158,7 +158,14 @@ def test_meetings_on_shared_links_are_those_of_independent_transfers_or_later(ta
     step_s, contention_s, execution = played(flows, faster(where.links, 1e6))
     assert step_s == pytest.approx(independent.step_s, rel=1e-9)
     np.testing.assert_allclose(contention_s, 0.0, atol=1e-9 * step_s)
-    np.testing.assert_allclose(execution.account_s, independent.account_s, rtol=1e-8, atol=1e-9 * step_s)
+    accounts_s = [execution.account_s, independent.account_s]
+    if costs.alike:  # who has no micro-batch waits in empty passes here, and for the gradients there
+        waits = [execution.accounts.index(name) for name in ("wait_group", "wait_gradients")]
+        accounts_s = [
+            np.vstack([np.delete(one, waits, axis=0), one[waits].sum(axis=0, keepdims=True)])
+            for one in accounts_s
+        ]
+    np.testing.assert_allclose(*accounts_s, rtol=1e-8, atol=1e-9 * step_s)
 
     shared = run_flows(plan, costs, where, noise)
     assert shared.step_s >= independent.step_s * (1.0 - 1e-12)
@@ -230,6 +237,21 @@ def test_a_step_of_meetings_that_share_links_is_what_it_was() -> None:
     assert step.network.independent_s == pytest.approx(0.0433328286715432, rel=1e-9)
     assert step.network.alone_s == pytest.approx(0.043187230650924655, rel=1e-9)
     assert step.step_s == pytest.approx(0.043330801784945264, rel=1e-9)
+
+
+def test_ranks_that_run_the_same_wait_for_the_one_with_the_slow_link() -> None:
+    # As above, both with 2,048 tokens: 8.646 ms, of which they send for 5.620. At 4.85 GB/s rank 1 needs 10.607.
+    flows = flows_of(TWO_NODES, [2048, 2048, 2048, 2048])
+    assert flows.priced.given is not None
+    links = wired(TWO_NODES).links
+    capacity = links.capacity_bytes_per_s.copy()
+    first = links.first["nic-out"] + 8
+    capacity[first : first + 8] = 4.85e9
+    step_s, _, execution = played(flows, replace(links, capacity_bytes_per_s=capacity))
+    late_ms = 2 * (10.6074 - 5.61961)
+    assert 1e3 * (step_s - flows.played.step_end.step_s) == pytest.approx(late_ms, rel=1e-4)
+    waits_s = execution.account_s[execution.accounts.index("wait_group"), :, 0]
+    assert 1e3 * waits_s == pytest.approx([late_ms, 0.0], rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("lengths", [[1024] * 16, [1000, 700, 300]])
