@@ -29,7 +29,7 @@ class Contest:
 
     def __init__(self, problem: PlanningProblem, plan: Plan, end_s: float, *, reorders: bool = False) -> None:
         """Start with *plan*, which ends at *end_s*; *reorders*: few micro-batches may run in the opposite order."""
-        self._problem, self.best = problem, plan
+        self.problem, self.best = problem, plan
         self.end_s = end_s + communicators_s(problem.options, problem.cost, plan)
         self._reorders = reorders and problem.in_slots
         self._judged = False
@@ -67,8 +67,8 @@ class Contest:
             return np.inf
         self._seen.add(key)
         ways = [plan]
-        if self._problem.meets and (self._reorders or not has_common_slots(plan)):
-            sorted_plan = in_common_slots(self._problem, plan)
+        if self.problem.meets and (self._reorders or not has_common_slots(plan)):
+            sorted_plan = in_common_slots(self.problem, plan)
             ways = [sorted_plan]
             if has_common_slots(plan) and not np.array_equal(plan.order, sorted_plan.order):
                 ways = [plan, sorted_plan]
@@ -88,10 +88,10 @@ class Contest:
         Of estimates that are known to err the mean over errors of that size: the last of many ranks ends later than
         estimates say, and where ranks have many sequences less so.
         """
-        batches = distinct_micro_batches(self._problem.cost, plan)
+        batches = distinct_micro_batches(self.problem.cost, plan)
         if self._priced is None or not self._priced[0].same_as(batches):
-            self._priced = batches, step_costs(self._problem.cost, batches, plan.ranks, data_s=0.0)
-        costs, problem, error = self._priced[1], self._problem, self._problem.error
+            self._priced = batches, step_costs(self.problem.cost, batches, plan.ranks, data_s=0.0)
+        costs, problem, error = self._priced[1], self.problem, self.problem.error
         if error is not None:
             segment_s = problem.true_piece_s(plan.segment_tokens)
             costs = estimated_costs(error, plan, segment_s, costs)

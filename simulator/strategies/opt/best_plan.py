@@ -76,7 +76,26 @@ def plan_best(problem: PlanningProblem) -> Plan:
     contest = Contest(problem, draft.plan(), draft.end_s, reorders=True)
     if thorough or problem.meets:
         contest.judge()
-    targets = _targets(problem, contest.end_s / WORTH_IT) if thorough else []
+    if thorough:
+        _enter_other_packs(contest, draft, small=small)
+    if thorough and len(problem.lengths) <= 2 * SMALL:
+        _enter_equal_work(contest)
+        if problem.in_slots:
+            _enter_rounds(contest)
+    _enter_meshes(contest)
+    if small or unbalanced:
+        naive = naive_waves(problem).plan()
+        contest.enter(naive, naive.makespan_s)
+    if small and problem.cost.layout.context.rank_capacity_tokens is None:
+        _enter_waves(contest)
+    _enter_other_planners(contest, draft.ideal_s, everything=thorough or problem.meets)
+    return contest.best
+
+
+def _enter_other_packs(contest: Contest, draft: Draft, *, small: bool) -> None:
+    """Balanced plans with packs of other sizes; of a large batch few, and none after one that is balanced."""
+    problem = contest.problem
+    targets = _targets(problem, contest.end_s / WORTH_IT)
     lost = WORTH_IT  # of many sequences about as much by plans of all sizes
     later = [(problem.target_tokens, contest.end_s / draft.end_s)]
     for target in targets[: PLANNED[not small]]:
@@ -96,41 +115,55 @@ def plan_best(problem: PlanningProblem) -> Plan:
             if not small and (other.end_s <= UNBALANCED * target.step_s or contest.end_s >= before_s):
                 break
             lost = WORTH_IT if small else other.end_s / target.step_s * NEARLY
-    if thorough and len(problem.lengths) <= 2 * SMALL:
-        saved = NEARLY * SHARING_SAVES  # sequences of a pack share the waits of their ring
-        for degree in likely_degrees(problem, contest.end_s):
-            work = work_s(problem, degree)
-            if work.sum() * degree / problem.ranks * saved < contest.end_s:
-                filled = plan_equal_work(problem, degree, degree * problem.capacity_tokens, work)
-                contest.enter(filled, filled.makespan_s * saved)
-        if problem.in_slots:
-            rounds, ratios = Rounds.of(problem), list[float]()
-            for end_s, cuts in rounds.ways():
-                least = min(ratios, default=np.inf)  # infinite where nobody looked
-                takes = max(NEARLY, least * ALIKE_LATER) if np.isfinite(least) else NEARLY
-                if end_s * takes < contest.end_s:
-                    ratios.append(contest.enter(rounds.plan(cuts), end_s * takes) / end_s)
-    for mesh in mesh_drafts(problem, contest.end_s):
-        least_s = mesh.least_s * (NEARLY if problem.meets else 1.0)
+
+
+def _enter_equal_work(contest: Contest) -> None:
+    """Groups of equal size whose packs have equal work."""
+    problem = contest.problem
+    saved = NEARLY * SHARING_SAVES  # sequences of a pack share the waits of their ring
+    for degree in likely_degrees(problem, contest.end_s):
+        work = work_s(problem, degree)
+        if work.sum() * degree / problem.ranks * saved < contest.end_s:
+            filled = plan_equal_work(problem, degree, degree * problem.capacity_tokens, work)
+            contest.enter(filled, filled.makespan_s * saved)
+
+
+def _enter_rounds(contest: Contest) -> None:
+    """Slots that all ranks fill together, cut in several ways."""
+    rounds, ratios = Rounds.of(contest.problem), list[float]()
+    for end_s, cuts in rounds.ways():
+        least = min(ratios, default=np.inf)  # infinite where nobody looked
+        takes = max(NEARLY, least * ALIKE_LATER) if np.isfinite(least) else NEARLY
+        if end_s * takes < contest.end_s:
+            ratios.append(contest.enter(rounds.plan(cuts), end_s * takes) / end_s)
+
+
+def _enter_meshes(contest: Contest) -> None:
+    """Static meshes."""
+    for mesh in mesh_drafts(contest.problem, contest.end_s):
+        least_s = mesh.least_s * (NEARLY if contest.problem.meets else 1.0)
         if least_s < contest.end_s:
             contest.enter(mesh.plan(), least_s)
-    if small or unbalanced:
-        naive = naive_waves(problem).plan()
-        contest.enter(naive, naive.makespan_s)
-    if small and problem.cost.layout.context.rank_capacity_tokens is None:
-        for waves in naive_drafts(problem):
-            if waves.least_s < contest.end_s:
-                contest.enter(waves.plan(), waves.least_s)
-    everything = thorough or problem.meets
+
+
+def _enter_waves(contest: Contest) -> None:
+    """Waves of ByteScale's naive planner with other capacities than memory allows."""
+    for waves in naive_drafts(contest.problem):
+        if waves.least_s < contest.end_s:
+            contest.enter(waves.plan(), waves.least_s)
+
+
+def _enter_other_planners(contest: Contest, ideal_s: float, *, everything: bool) -> None:
+    """Plans of other systems' planners; *everything*: also those that are later by the planner's own times."""
+    problem = contest.problem
     for planner in _other_planners(problem, everything):
         with suppress(InfeasibleError, PlanError):  # what a planner refuses, or puts where memory has no room
-            if _longest_s(problem, planner, draft.ideal_s) * NEARLY >= contest.end_s:
+            if _longest_s(problem, planner, ideal_s) * NEARLY >= contest.end_s:
                 continue
             plan = planner(problem)
             if everything or plan.makespan_s < contest.end_s:
                 check_plan(problem, plan)
                 contest.enter(plan, 0.0 if everything else plan.makespan_s)
-    return contest.best
 
 
 def _unbalanced(problem: PlanningProblem, draft: Draft) -> bool:
