@@ -31,7 +31,7 @@ from hdpsim.experiments.scenario.overrides import (
     override_texts,
     parse_override,
 )
-from hdpsim.experiments.scenario.references import References
+from hdpsim.experiments.scenario.references import Found, References
 from hdpsim.experiments.scenario.schema import KEYS, check_together, read_keys, section_of
 from hdpsim.experiments.scenario.setup_document import as_yaml
 from hdpsim.experiments.scenario.stack import decided_by_stack
@@ -273,12 +273,7 @@ def resolve_scenario(
     if isinstance(document, Mapping):
         document = apply_overrides(document, overrides)
     problems = Problems(source, _place(where, overrides))
-    values = read_keys(document if document is not None else {}, problems)
-    check_together(values, problems)
-    found = References(folder, problems).resolve(values)
-    if found is None:
-        problems.raise_if_any()
-        raise AssertionError("references are missing without a problem")
+    values, found = _looked_up(document, folder, problems)
     assert document is not None  # its required keys were found
     stack = decided_by_stack(document, values, found, problems)
     problems.raise_if_any()
@@ -288,7 +283,6 @@ def resolve_scenario(
     )
     of_layout = {name: value for name, value in of_stack.items() if f"layout.{name}" in KEYS}
     layout = Layout(**{**section_of(values, "layout"), **of_layout})
-    data = section_of(values, "data")
     execution = section_of(values, "execution")
     batch_count = execution.pop("batches")
     executed = ExecutionOptions(**execution)
@@ -296,31 +290,15 @@ def resolve_scenario(
         problems.add(key, reason)
     problems.raise_if_any()
     name = str(values["name"] or default_name)
-    longest = int(data["context"]) if data["lengths"] is None else max(data["lengths"])
-    against = reasons_against(model, found.cluster, layout, longest)
-    if against:
-        raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
+    data = _data_options(values, found)
+    _refuse_what_cannot_run(name, model, found.cluster, layout, data)
     return Scenario(
         name=name,
         description=str(values["description"]),
         model=model,
         cluster=found.cluster,
         layout=layout,
-        data=DataOptions(
-            trace=found.trace,
-            column=found.column,
-            distribution=found.distribution,
-            lengths_tokens=data["lengths"],
-            batch=data["batch"],
-            context_tokens=data["context"],
-            policy=data["policy"],
-            pipeline=DataPipeline(
-                loader=data["loader"],
-                asynchronous=data["asynchronous"],
-                prefetch_steps=data["prefetch_steps"],
-            ),
-            seed=data["seed"],
-        ),
+        data=data,
         strategy=StrategyOptions(**section_of(values, "strategy")),
         execution=executed,
         memory=_memory(values, of_stack),
@@ -336,6 +314,49 @@ def resolve_scenario(
         settings=stack.settings,
         software_stated=stack.stated,
     )
+
+
+def _looked_up(
+    document: Mapping[str, object] | None, folder: Path | None, problems: Problems
+) -> tuple[dict[str, Any], Found]:
+    """The values of all keys, and what they name."""
+    values = read_keys(document if document is not None else {}, problems)
+    check_together(values, problems)
+    found = References(folder, problems).resolve(values)
+    if found is None:
+        problems.raise_if_any()
+        raise AssertionError("references are missing without a problem")
+    return values, found
+
+
+def _data_options(values: Mapping[str, Any], found: Found) -> DataOptions:
+    """The keys `data.*`."""
+    data = section_of(values, "data")
+    return DataOptions(
+        trace=found.trace,
+        column=found.column,
+        distribution=found.distribution,
+        lengths_tokens=data["lengths"],
+        batch=data["batch"],
+        context_tokens=data["context"],
+        policy=data["policy"],
+        pipeline=DataPipeline(
+            loader=data["loader"],
+            asynchronous=data["asynchronous"],
+            prefetch_steps=data["prefetch_steps"],
+        ),
+        seed=data["seed"],
+    )
+
+
+def _refuse_what_cannot_run(
+    name: str, model: Model, cluster: Cluster, layout: Layout, data: DataOptions
+) -> None:
+    """Refuse a scenario whose model, cluster, layout and longest sequence do not go together."""
+    longest = data.context_tokens if data.lengths_tokens is None else max(data.lengths_tokens)
+    against = reasons_against(model, cluster, layout, longest)
+    if against:
+        raise InfeasibleError(f"{name} cannot run:\n" + "\n".join(f"  {reason}" for reason in against))
 
 
 def _run_options(values: Mapping[str, Any]) -> RunOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -61,28 +61,15 @@ def validate(
     Raises:
         UserInputError: a file that cannot be used; the message says where.
     """
-    if steps is not None and (any((records, kernels, residuals)) or memory or tuple(without)):
-        raise UserInputError("--steps goes with --scenario, --calibration, --out and --json only")
-    if scenario is not None and steps is None:
-        raise UserInputError("--scenario goes with --steps; --scenario-of prints the scenario of a record")
-    traces = _traces(lengths)
-    if traces and longctx is None:
-        raise UserInputError("--lengths goes with --longctx")
-    others = (records, kernels, steps, scenario, residuals)
-    if longctx is not None and (any(one is not None for one in others) or memory or tuple(without)):
-        raise UserInputError("--longctx goes with --lengths, --calibration, --out, --report and --json only")
-    if kernels is not None and (records is not None or memory or residuals is not None):
-        raise UserInputError("--kernels goes with --calibration, --out, --report and --json only")
-    rules = _left_out(without)
-    if rules and (kernels is not None or residuals is not None):
-        raise UserInputError("--without goes with predictions of runs, and not with --write-residuals")
-    if memory and residuals is not None:
-        raise UserInputError("--write-residuals is about time, not --memory")
     if view not in get_args(View):
         raise UserInputError(f"--as: {quoted(str(view))} is none of {', '.join(get_args(View))}")
-    if view != "published" and (kernels, steps, residuals, longctx) != (None, None, None, None):
-        raise UserInputError("--as goes with predictions of runs, and not with --write-residuals")
-    constants = _text(calibration)
+    names = (without,) if isinstance(without, str) else tuple(without)
+    traces = _traces(lengths)
+    _refuse_together(
+        records=records, memory=memory, kernels=kernels, steps=steps, longctx=longctx, lengths=traces,
+        scenario=scenario, without=names, residuals=residuals, view=None if view == "published" else view,
+    )  # fmt: skip
+    rules, constants = _left_out(names), _text(calibration)
     with progress("predicting") as shown:
         if kernels is not None:
             from hdpsim.experiments.validation import kernels as of_kernels
@@ -98,21 +85,58 @@ def validate(
 
             document = of_tables.run(str(longctx), lengths=traces, calibration=constants, report=shown)
             return Result(document=document)
-        from hdpsim.experiments.bands.residuals import check_residuals
-        from hdpsim.experiments.validation import run as of_runs
+        return _validate_runs(_text(records), _text(residuals), memory, constants, rules, view, shown)
 
-        if residuals is not None:
-            check_residuals(str(residuals))
-        document = of_runs.run(
-            _text(records),
-            memory=memory,
-            calibration=constants,
-            residuals=_text(residuals),
-            without=rules,
-            view=view,
-            report=shown,
-        )
-        return Result(document=document, error=of_runs.why_none(document))
+
+def _validate_runs(
+    records: str | None,
+    residuals: str | None,
+    memory: bool,
+    calibration: str | None,
+    rules: frozenset[str],
+    view: View,
+    shown: Callable[..., None],
+) -> Result:
+    """Predict training runs; an error where none can be predicted."""
+    from hdpsim.experiments.bands.residuals import check_residuals
+    from hdpsim.experiments.validation import run as of_runs
+
+    if residuals is not None:
+        check_residuals(residuals)
+    document = of_runs.run(
+        records, memory=memory, calibration=calibration, residuals=residuals, without=rules, view=view,
+        report=shown,
+    )  # fmt: skip
+    return Result(document=document, error=of_runs.why_none(document))
+
+
+_CONTRADICTIONS = (
+    ("steps", {"records", "kernels", "residuals", "memory", "without"},
+     "--steps goes with --scenario, --calibration, --out and --json only"),
+    ("longctx", {"records", "kernels", "steps", "scenario", "residuals", "memory", "without"},
+     "--longctx goes with --lengths, --calibration, --out, --report and --json only"),
+    ("kernels", {"records", "memory", "residuals"},
+     "--kernels goes with --calibration, --out, --report and --json only"),
+    ("without", {"kernels", "residuals"}, "--without goes with predictions of runs, and not with --write-residuals"),
+    ("memory", {"residuals"}, "--write-residuals is about time, not --memory"),
+    ("view", {"kernels", "steps", "residuals", "longctx"},
+     "--as goes with predictions of runs, and not with --write-residuals"),
+)  # fmt: skip
+_NEEDED = (
+    ("scenario", "steps", "--scenario goes with --steps; --scenario-of prints the scenario of a record"),
+    ("lengths", "longctx", "--lengths goes with --longctx"),
+)
+
+
+def _refuse_together(**values: object) -> None:
+    """Refuse arguments of `validate` that are about different things."""
+    given = {name for name, value in values.items() if value not in (None, False, (), {})}
+    for name, needed, words in _NEEDED:
+        if name in given and needed not in given:
+            raise UserInputError(words)
+    for name, others, words in _CONTRADICTIONS:
+        if name in given and given & others:
+            raise UserInputError(words)
 
 
 def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]:
@@ -128,10 +152,9 @@ def _traces(lengths: Iterable[str] | Mapping[str, str | Path]) -> dict[str, str]
     return paths
 
 
-def _left_out(without: Iterable[str]) -> frozenset[str]:
+def _left_out(names: tuple[str, ...]) -> frozenset[str]:
     from hdpsim.experiments.software.rules import left_out
 
-    names = (without,) if isinstance(without, str) else tuple(without)
     return left_out(names) if names else frozenset()
 
 
