@@ -141,7 +141,7 @@ class MicroBatchCost:
             if kind.mtp_layers and prediction is not None:
                 out[TERM_ROWS["gemm"], row] += kind.mtp_layers * prediction.seconds(tokens, backward=backward)
             if kind.embedding and not (backward and self.model.frozen):
-                out[TERM_ROWS["small_kernels"], row] += self._embedding_s(tokens)
+                out[TERM_ROWS["small_kernels"], row] += self._embedding_s(tokens, backward=backward)
         out[TERM_ROWS["logits"]] += self._heads * heads[backward]
         # What is nothing needs no explanation.
         if backward and self.layout.kernels.gradient_accumulation != "fused":
@@ -202,9 +202,18 @@ class MicroBatchCost:
         return self._compute_s(layers, backward), self._compute_s(on_network, backward)
 
     @priced("small_kernels")
-    def _embedding_s(self, tokens: Floats) -> Floats:
-        """Row gather (forward) or scatter-add (backward) of the embedding table."""
-        volume = 2.0 * BF16_BYTES * self.model.hidden * tokens / self.layout.parallel.tp
+    def _embedding_s(self, tokens: Floats, *, backward: bool) -> Floats:
+        """Rows of all tokens looked up in the embedding table, and their gradients added to it.
+
+            elements x h of a token    forward  2 (read, write)    backward  2, with tensor parallelism 4
+
+        A tensor-parallel rank looks up the tokens of other ranks, too, and sets what it found to zero: it reads 1 / tp
+        of the rows, and writes all and those 1 - 1 / tp again. Backward it copies the gradients before it does so.
+        Ignored: the lookup's indices, and that rows of zeros are all added to the first row of the table.
+        Source: Megatron-Core, tensor_parallel/layers.py (VocabParallelEmbedding).
+        """
+        copied = 2.0 if backward and self.layout.parallel.tp > 1 else 0.0
+        volume = (2.0 + copied) * BF16_BYTES * self.model.hidden * tokens
         return memory_bound_s(volume, self.cluster.gpu, self.cal)
 
     @priced("wait_pipeline")

@@ -113,6 +113,17 @@ class TestTerms:
         assert term(cost, "logits", 1000, kind=int(first)) == 0.0
         assert term(cost, "logits", 1000, kind=int(last)) > 0.0
 
+    @pytest.mark.parametrize(("tp", "backward_elements"), [(1, 2), (4, 4)])
+    def test_tensor_parallel_ranks_look_up_all_tokens(self, tp: int, backward_elements: int) -> None:
+        # Of 4: a quarter of the rows read, all written, three quarters set to zero; gradients are copied before
+        cost = ideal_cost(layout=Layout(tp=tp, pp=2), cluster=SLOW_MEMORY)
+        first = int(cost.kind[0, 0])
+        forward, backward = (
+            term(cost, "small_kernels", 1000, kind=first, backward=side) for side in (False, True)
+        )
+        assert forward == pytest.approx(2 * 2 * HIDDEN * 1000 / HBM)
+        assert backward == pytest.approx(backward_elements * 2 * HIDDEN * 1000 / HBM)
+
     def test_pipeline_stages_share_the_layers(self) -> None:
         whole, half = ideal_cost(), ideal_cost(layout=Layout(pp=2))
         assert half.kind.shape == (2, 1)
