@@ -196,7 +196,7 @@ class Sharding(Group):
     whose copies the host launches one by one while the GPU waits (DeepSpeed before 2022)."""
     module_hooks: bool = switch(False, needs=(needs.ZERO_3,))
     """zero3: hooks in Python gather every matrix before its module and give it back after it, so the host needs
-    module_hook_s of the calibration for each (DeepSpeed with experts that are modules); off: for no matrix."""
+    module_hook_s of the calibration for each (DeepSpeed); off: for no matrix."""
     copies: ShardCopies = switch("both", name="shard_copies", needs=(needs.ZERO_3,))
     """zero3: what is copied between a collective's buffer and the tensors: gathered parameters and gradients, these
     through a bucket (DeepSpeed since 2022), these alone (parameters are views of the buffer: PyTorch's first FSDP), or

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hdpsim.experiments.software.facts import Run
@@ -96,14 +98,23 @@ def test_stock_layers_have_a_matrix_for_queries_keys_and_values_each(
     assert (said and said.value) == apart
 
 
-def test_no_stack_gets_hooks_of_zero3_for_its_mixtures_alone() -> None:
-    """Its models without experts have them, too, and runs of these show less (docs/explanation/physics.md)."""
-    for n_experts in (None, 128):
-        config = RunConfig(
-            gpu="a100", framework="Hugging Face Trainer (DeepSpeed ZeRO-3)", year=2025, zero_stage="zero3", dp=8,
-            n_experts=n_experts,
-        )  # fmt: skip
-        assert setting_of(Run(config), "module_hooks") is None
+@pytest.mark.parametrize("n_experts", [None, 128])
+@pytest.mark.parametrize(
+    ("changes", "hooks"),
+    [
+        ({}, True),
+        ({"notes": "experts are leaf modules"}, False),
+        ({"zero_stage": "zero2"}, False),
+        ({"year": 2021}, False),
+        ({"framework": "Hugging Face Trainer (FSDP)", "zero_stage": "fsdp"}, False),
+    ],
+)
+def test_zero3_of_deepspeed_has_hooks_around_every_matrix_with_experts_or_without(
+    n_experts: int | None, changes: dict[str, Any], hooks: bool
+) -> None:
+    zero3: dict[str, Any] = {"framework": "Hugging Face Trainer (DeepSpeed ZeRO-3)", "zero_stage": "zero3"}
+    config = RunConfig(gpu="a100", dp=8, n_experts=n_experts, **{"year": 2025, **zero3, **changes})
+    assert (setting_of(Run(config), "module_hooks") is not None) == hooks
 
 
 @pytest.mark.parametrize(
