@@ -388,8 +388,7 @@ def whatif(
         strategies: names, the first being the base of the speed-ups; one's own as `"my_module:function"`; default: the
             scenario's.
         tornado: move every numeric input down and up by this share instead, such as `"10%"`, on one batch unless
-            *batches* says
-            more.
+            *batches* says more.
         batches: global batches to average over; default: execution.batches of the scenario, with tornado one.
         progress: shows how far it is.
 
