@@ -14,12 +14,14 @@ worked out beside it (`aside`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from hdpsim.cost_models.values_read import agrees, notes_reads, noting, values_at
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,6 +120,31 @@ class Latest(dict[K, V]):
         if len(self) >= self._most and key not in self:
             del self[next(iter(self))]
         super().__setitem__(key, value)
+
+
+class KeptByReads(Generic[V, R]):
+    """What a calculation made of values that agree in all that it read of them; of each *key* the latest few."""
+
+    def __init__(self, keys: int, values: int) -> None:
+        """Keep results of so many *keys*, for so many *values* each."""
+        self._kept: Latest[Hashable, list[tuple[dict[str, object], R]]] = Latest(keys)
+        self._values = values
+
+    def of(self, key: Hashable, value: V, work: Callable[[V], R]) -> R:
+        """What *work* makes of the *value*; the key is everything else that it depends on.
+
+        Who listens, or notes what is read, sees the work done again.
+        """
+        if _current.get() is not None or notes_reads(value):
+            return work(value)
+        kept = self._kept.get(key, [])
+        for known, result in kept:
+            if agrees(value, known):
+                return result
+        read = set[str]()
+        result = work(noting(value, "", read))
+        self._kept[key] = [(values_at(value, read), result), *kept[: self._values - 1]]
+        return result
 
 
 def aside(work: Callable[[], object]) -> None:

@@ -5,6 +5,8 @@
     if read.isdisjoint(differences(value, other, "cluster")):
         second = first      # without calculating it
 
+`tracing.KeptByReads` keeps results that way: a table of matrix products does not depend on constants of the network.
+
 A copy that notes what it is asked works like the value itself. It differs in one thing: whatever was kept for the value
 is not found for the copy, since reads that happened before would be missed.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import reduce
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -96,6 +99,27 @@ def differences(one: object, other: object, label: str) -> Iterator[str]:
         return
     for item in fields(one):  # type: ignore[arg-type]
         yield from differences(getattr(one, item.name), getattr(other, item.name), f"{label}.{item.name}")
+
+
+def notes_reads(value: object) -> bool:
+    """Whether it is a copy that notes what is read of it."""
+    return isinstance(value, _Noting)
+
+
+def values_at(value: object, paths: set[str]) -> dict[str, object]:
+    """What stands at the paths that `noting` gave under no label; parts that have fields of their own are left out."""
+    parts = {path: _at(value, path) for path in sorted(paths)}
+    return {path: part for path, part in parts.items() if not _is_value(part)}
+
+
+def agrees(value: object, known: dict[str, object]) -> bool:
+    """Whether a value has at every path what is *known* of it."""
+    return all(_at(value, path) == part for path, part in known.items())
+
+
+def _at(value: object, path: str) -> Any:
+    """The part of a value at a path that `noting` gave it, under no label."""
+    return reduce(getattr, path.split(".")[1:], value)
 
 
 def _is_value(part: object) -> bool:

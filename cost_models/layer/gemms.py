@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from hdpsim.cost_models.kernels.number_formats import scaled_rates
 from hdpsim.cost_models.layer.gradient_accumulation import accumulate_overlap, product_output_bytes
 from hdpsim.cost_models.layout.layout import Layout
 from hdpsim.cost_models.layout.switches import ProductPrecision
-from hdpsim.cost_models.tracing import note, priced
+from hdpsim.cost_models.tracing import KeptByReads, note, priced
 
 # Token counts priced in one go, at most, and tiles x products x passes x token counts: larger arrays leave a core's
 # cache and are given back to the system each time. With twice as many products of 24 tiles took twice the time.
 GEMM_BLOCK = 512
 GEMM_NUMBERS = 2**16
+KEPT_FROM = 1024  # token counts: what takes some ten milliseconds and more
 # A linear layer's passes, each one product: forward, input gradient and weight gradient.
 PASSES = ("forward", "input gradient", "weight gradient")
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = slice(0, 1), slice(1, 3), slice(1, 2), slice(2, 3)
@@ -61,6 +62,11 @@ class _Products:
         by_pass = np.array(passes).T[:, :, None, None]
         outputs = np.stack([columns, inner, columns])
         return cls(precision, inner, columns, outputs, share, groups, *by_pass)
+
+    def key(self) -> tuple[object, ...]:
+        """By which equal products are found."""
+        columns = (getattr(self, item.name) for item in fields(self))
+        return tuple(one.tobytes() if isinstance(one, np.ndarray) else one for one in columns)
 
     def shapes(self, tokens: Floats) -> tuple[Floats, Floats]:
         """Rows and contractions of all passes, [passes, products, tokens] each."""
@@ -146,37 +152,61 @@ class LayerGemms:
     def products_s(self, tokens: Floats, *sides: slice) -> list[Floats]:
         """For each of *sides* (passes that follow each other) the seconds of all products.
 
-        All passes and products of few token counts in one call: an array operation costs more than its numbers.
+        All passes and products of few token counts in one call: an array operation costs more than its numbers. Of many
+        token counts, as planners' tables have, what is found is kept for all calibrations that agree on products; it is
+        not to be changed.
         """
-        tiles, passes = len(output_tiles(self._cal.tile_sides)[0]), sides[-1].stop - sides[0].start
+        if len(tokens) < KEPT_FROM:
+            return self._products_s(self._cal, tokens, sides)
+        key = (
+            self._gpu,
+            *map(_Products.key, self._products),
+            tokens.tobytes(),
+            *((s.start, s.stop) for s in sides),
+        )
+
+        def priced_s(cal: Calibration) -> list[Floats]:
+            seconds = self._products_s(cal, tokens, sides)
+            for side in seconds:
+                side.setflags(write=False)
+            return seconds
+
+        return _kept_products.of(key, self._cal, priced_s)
+
+    def _products_s(self, cal: Calibration, tokens: Floats, sides: tuple[slice, ...]) -> list[Floats]:
+        tiles, passes = len(output_tiles(cal.tile_sides)[0]), sides[-1].stop - sides[0].start
         products = max((len(ops.columns) for ops in self._products), default=1)
         block = min(GEMM_BLOCK, max(1, GEMM_NUMBERS // (tiles * products * passes)))
         blocks = [
-            self._block_s(tokens[first : first + block], sides)
+            self._block_s(cal, tokens[first : first + block], sides)
             for first in range(0, max(1, len(tokens)), block)
         ]
         return blocks[0] if len(blocks) == 1 else [np.concatenate(side) for side in zip(*blocks, strict=True)]
 
-    def _block_s(self, tokens: Floats, sides: tuple[slice, ...]) -> list[Floats]:
+    def _block_s(self, cal: Calibration, tokens: Floats, sides: tuple[slice, ...]) -> list[Floats]:
         first, last = sides[0].start, sides[-1].stop
         totals: list[Floats] = []
         for ops in self._products:
-            once = self._passes_s(ops, tokens, slice(first, last))
+            once = self._passes_s(cal, ops, tokens, slice(first, last))
             summed = [once[side.start - first : side.stop - first].sum(axis=0).sum(axis=0) for side in sides]
             totals = [total + more for total, more in zip(totals, summed, strict=True)] if totals else summed
         return totals
 
-    def _passes_s(self, ops: _Products, tokens: Floats, passes: slice) -> Floats:
+    def _passes_s(self, cal: Calibration, ops: _Products, tokens: Floats, passes: slice) -> Floats:
         m, k = ops.shapes(tokens)
         return gemm_s(
             m[passes],
             ops.outputs[passes],
             k[passes],
             self._gpu,
-            self._cal,
+            cal,
             efficiency=ops.efficiency[passes],
             groups=ops.groups,
             output_bytes=ops.output_bytes[passes],
             precision=ops.precision,
             overlap=ops.overlap[passes],
         )
+
+
+_kept_products: KeptByReads[Calibration, list[Floats]] = KeptByReads(keys=24, values=6)
+"""Some 0.1 MB each."""

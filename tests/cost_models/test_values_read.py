@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hdpsim.cost_models.calibration.calibration import calibration
 from hdpsim.cost_models.hardware.catalog import cluster_of, gpu, node
 from hdpsim.cost_models.kernels.gemm import gemm_s
+from hdpsim.cost_models.tracing import KeptByReads
 from hdpsim.cost_models.values_read import changed, differences, noting
 
 H100, HOPPER = gpu("h100"), calibration("hopper")
@@ -95,7 +96,7 @@ def test_differences_are_named_as_reads_are(other: object, names: set[str]) -> N
     st.sampled_from(
         ("gemm_efficiency", "hbm_efficiency", "launch_s", "ring_delay_s", "attention_half_tokens")
     ),
-    st.floats(0.5, 1.0),
+    st.floats(0.5, 0.99),
     st.sampled_from((64, 1000, 8192)),
 )
 def test_a_constant_that_no_product_reads_changes_none(name: str, factor: float, rows: int) -> None:
@@ -106,6 +107,33 @@ def test_a_constant_that_no_product_reads_changes_none(name: str, factor: float,
     if read.isdisjoint(differences(HOPPER, other, "cal")):
         assert name not in ("gemm_efficiency", "hbm_efficiency")
         assert gemm_s(rows, 4096, 1024, H100, other) == before
+
+
+def test_results_are_kept_for_values_that_agree_in_what_was_read() -> None:
+    kept, asked = KeptByReads[Outer, float](keys=2, values=2), list[float]()
+
+    def product(value: Outer) -> float:
+        asked.append(value.c)
+        return value.product
+
+    assert kept.of("key", Outer(), product) == 3.0
+    assert kept.of("key", Outer(inner=Inner(b=9.0), kind="other"), product) == 3.0  # neither was read
+    assert len(asked) == 1
+    assert kept.of("key", Outer(c=4.0), product) == 4.0
+    assert kept.of("another key", Outer(), product) == 3.0
+    assert len(asked) == 3
+    assert kept.of("key", Outer(), product) == 3.0
+    assert len(asked) == 3
+    assert kept.of("key", Outer(inner=Inner(a=2.0)), product) == 6.0  # the first one of three goes
+    assert kept.of("key", Outer(), product) == 3.0
+    assert len(asked) == 5
+
+
+def test_who_notes_what_is_read_finds_nothing_kept() -> None:
+    kept, read = KeptByReads[Outer, float](keys=2, values=2), set[str]()
+    kept.of("key", Outer(), lambda value: value.c)
+    assert kept.of("key", noting(Outer(), "outer", read), lambda value: value.c) == 3.0
+    assert read == {"outer.c"}
 
 
 def test_the_slowest_gpu_of_a_job_reads_the_spread_alone() -> None:
