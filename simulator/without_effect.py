@@ -75,7 +75,7 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     copies_nothing = "" if setup.memory.overheads.update_copy_bytes else "update_copy_bytes is 0"
     on_host = "optimizer states are on the host" if layout.sharding.optimizer_offload else ""
     yield on_host, "memory", "update_copy_bytes"
-    yield on_host or copies_nothing, "memory", "update_in_one_piece"
+    yield on_host or copies_nothing, "memory", "update_in_one_piece update_parameters"
     parallel = layout.parallel
     copies = ranks * max(1.0, parallel.tp / parallel.expert_gpus if setup.model.experts else 1.0)
     few = layout.sharding.ranks is not None and layout.sharding.ranks >= copies
@@ -84,7 +84,11 @@ def _of_sharding(setup: Setup) -> Iterator[Rule]:
     early = "" if layout.sharding.kind in ("none", "zero1") else f"{sharding}, neither none nor zero1"
     yield early, "memory", "bucket_bytes second_gradient_bytes"
     yield "" if layout.sharding.kind == "zero1" else f"{sharding}, not zero1", "memory", "gather_buffer_bytes"
-    yield "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3", "memory", "sixteen_bit_shards"
+    yield (
+        "" if layout.sharding.kind == "zero3" else f"{sharding}, not zero3",
+        "memory",
+        "sixteen_bit_shards gathered_parameters",
+    )
     piped = "" if layout.parallel.pp == 1 else "a pipeline has several micro-batches in a step"
     yield piped, "memory", "gradients_freed"
 

@@ -40,6 +40,8 @@ class MemoryOverheads(Checked):
             forward ends (Transformer Engine).
         sixteen_bit_shards: weights cut over all ranks (zero3) are kept in 16 bits beside the optimizer's in 32; off
             where the 32-bit shards are the only ones and are cast whenever they are gathered (PyTorch's FSDP).
+        gathered_parameters: so many parameters stay gathered where the backward begins, since it soon needs them again
+            (zero3: DeepSpeed); at least two layers are there anyway.
         gradients_freed: no gradient is there between steps (PyTorch's zero_grad sets them to None). In a step of one
             micro-batch they then grow while its activations go.
         bucket_bytes: bytes per parameter of the buckets in which data-parallel ranks reduce gradients, beside the
@@ -53,6 +55,7 @@ class MemoryOverheads(Checked):
             are added to (DeepSpeed's optimizer for bf16). Whole gradients only: none, zero1.
         update_copy_bytes: bytes per parameter whose optimizer states the GPU holds, of what the optimizer's step makes
             of them for a moment (PyTorch's Adam without `fused`, DeepSpeed's gradients in 32 bits).
+        update_parameters: of so many parameters at a time; 0: of all of them.
         update_in_one_piece: these copies are single tensors. No block that activations left is large enough for one, so
             the allocator asks the driver for more, where there is more.
         cached_logit_bytes: bytes per logit that the loss has freed and that nothing later fits into: the allocator
@@ -79,6 +82,7 @@ class MemoryOverheads(Checked):
     rotary_tables: RotaryTables = "none"
     ring_steps_kept: bool = False
     sixteen_bit_shards: bool = True
+    gathered_parameters: Amount = 0.0
     gradients_freed: bool = False
     bucket_bytes: Amount = 0.0
     bucket_buffer_bytes: Amount = 0.0
@@ -86,6 +90,7 @@ class MemoryOverheads(Checked):
     gather_buffer_bytes: Amount = 0.0
     second_gradient_bytes: Amount = 0.0
     update_copy_bytes: Amount = 0.0
+    update_parameters: Amount = 0.0
     update_in_one_piece: bool = False
     cached_logit_bytes: Amount = 0.0
     eight_bit_copy_bytes: Amount = 2.0  # row- and column-wise copies: Transformer Engine on Hopper

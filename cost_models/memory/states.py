@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,10 +48,10 @@ def state_bytes(
 
         bytes per parameter: weights 2, gradients 4 (or 2), optimizer optimizer_bytes (12); d = ranks that share a copy
         none 18 | zero1 2 + 4 + 12/d | zero2 2 + 16/d (+ one whole layer's gradients)
-        zero3 18/d (+ two whole layers' weights and one's gradients while they are at work); 16/d where shards have
-        32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d), and so have their gradients,
-        in whatever they are summed; with whole_gradients 4 + 18/d, or 4 + 14/d with gradients_freed: gradients of
-        shards come when whole ones go
+        zero3 18/d (+ two whole layers' weights, or gathered_parameters, and one's gradients while they are at work);
+        16/d where shards have 32 bits alone (sixteen_bit_shards off: gathered weights are copies, whatever d), and so
+        have their gradients, in whatever they are summed; with whole_gradients 4 + 18/d, or 4 + 14/d with
+        gradients_freed: gradients of shards come when whole ones go
 
     d is at most shard_ranks. With optimizer_offload the optimizer's part is on the host.
     Expert parameters have fewer copies: d = ranks x tp / GPUs of one copy. fp8 may keep 8-bit copies of the matrices.
@@ -76,12 +77,14 @@ def state_bytes(
     reduced = ranks > 1
     trained = trained_per_gpu(model, layout, stage).total / shard.total if model.frozen else 1.0
     unit, pair = (min(units * shard.largest_unit, shard.total) for units in (1, 2))
-    unit_spread, pair_spread = (units * (1.0 - 1.0 / copies) for units in (unit, pair))
+    gathered_weights = max(float(pair), min(overheads.gathered_parameters, shard.total))
+    unit_spread = unit * (1.0 - 1.0 / copies)
+    weights_spread = gathered_weights * (1.0 - 1.0 / copies)
     gathered = layout.precision.gradient_bytes * trained * unit_spread if level >= 2 else 0.0
     if level >= 3:
         wide = overheads.autocast and not overheads.sixteen_bit_shards
         as_gathered = 2.0 * WEIGHT_BYTES if wide else WEIGHT_BYTES
-        gathered += as_gathered * (pair_spread if overheads.sixteen_bit_shards else pair)
+        gathered += as_gathered * (weights_spread if overheads.sixteen_bit_shards else gathered_weights)
     eight_bit = 0.0
     if layout.precision.products != "bf16" and level < 3:
         eight_bit = overheads.eight_bit_copy_bytes * (1.0 - layout.precision.bf16_layers) * shard.matrices
@@ -102,7 +105,7 @@ def state_bytes(
         kept = 2.0 * WEIGHT_BYTES
     update = overheads.gather_buffer_bytes * shard.total if reduced and level == 1 else 0.0
     if not layout.sharding.optimizer_offload:
-        update += overheads.update_copy_bytes * spread(1)
+        update += overheads.update_copy_bytes * min(spread(1), overheads.update_parameters or math.inf)
     return StateBytes(
         weights=kept * spread(3) * (1.0 + trained * model.frozen) + eight_bit,
         gradients=trained * (summed + layout.precision.gradient_bytes * whole + buckets + loose + second),

@@ -7,7 +7,7 @@ problem at once, so that a user repairs a file in one go; `check_together` looks
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, get_args
 
@@ -81,6 +81,7 @@ _BYTES_PER_UNIT = tuple(
     )
 )  # fmt: skip
 """Bytes per parameter or logit, plain numbers."""
+_COUNT = replace(RANGES["reuse_parameters"], low=0.0)
 _KEPT = tuple(field.name for field in fields(LayerActivations))
 
 KEYS: Mapping[str, Key] = {
@@ -101,6 +102,7 @@ KEYS: Mapping[str, Key] = {
         {
             **dict.fromkeys(_BUFFERS, quantity("bytes", zero=True)),
             **dict.fromkeys(_BYTES_PER_UNIT, number(RANGES["stack_bytes"])),
+            **dict.fromkeys(("update_parameters", "gathered_parameters"), number(_COUNT)),
             "activation_factor": number(RANGES["activation_factor"]),
             "selective_share": or_word("layout", number(RANGES["share"])),
             "selective_keeps": or_word("share", some_of(_KEPT)),

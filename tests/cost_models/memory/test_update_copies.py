@@ -37,6 +37,23 @@ def test_copies_are_of_the_parameters_that_a_rank_updates() -> None:
     assert state_bytes(LLAMA, offloaded, 8, 0, FLAT).update == 0.0
 
 
+def test_an_update_in_parts_copies_one_of_them() -> None:
+    """DeepSpeed's ZeRO-3 updates a billion parameters at a time."""
+    in_parts = replace(FLAT, update_parameters=1e8)
+    assert state_bytes(LLAMA, ZERO1, 2, 0, in_parts).update == pytest.approx(6e8)
+    assert state_bytes(LLAMA, ZERO1, 64, 0, in_parts) == state_bytes(LLAMA, ZERO1, 64, 0, FLAT)
+
+
+def test_parameters_that_a_backward_soon_needs_stay_gathered() -> None:
+    """A billion of 1.24 in 16 bits, 7/8 of them not its own; two layers where these are more."""
+    sharded = ZERO1.changed(sharding="zero3")
+    near, far = replace(LEAN, gathered_parameters=1e9), replace(LEAN, gathered_parameters=1e6)
+    unit = parameters_per_gpu(LLAMA, sharded, 0).largest_unit
+    gathered = state_bytes(LLAMA, sharded, 8, 0, near).gathered
+    assert gathered == pytest.approx(7 / 8 * (2.0 * 1e9 + 2.0 * unit))
+    assert state_bytes(LLAMA, sharded, 8, 0, far) == state_bytes(LLAMA, sharded, 8, 0, LEAN)
+
+
 def test_the_update_needs_more_where_a_rank_has_few_tokens() -> None:
     """One rank: weights 2, gradients 2, optimizer 12, copies 6 B a parameter, when no activation is left."""
     report = _report(128, FLAT, ranks=1)

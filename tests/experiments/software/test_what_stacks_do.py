@@ -239,7 +239,7 @@ def test_norms_are_one_kernel_where_the_stack_has_pytorchs(
         ("bf16", "zero1", "gradients added up in bf16", None, 6.0),  # stage_1_and_2.py
         ("fp16", "zero1", "", None, 6.0),
         ("bf16", "zero2", "", None, 6.0),
-        ("bf16", "zero3", "", None, None),
+        ("bf16", "zero3", "", None, 6.0),
     ],
 )
 def test_optimizers_of_deepspeed_keep_second_gradients_or_flatten_them(
@@ -324,3 +324,20 @@ def test_models_under_autocast_and_others_checkpoints_keep_more(
     )
     said = (setting_of(Run(config), switch) for switch in ("autocast", "keys_values_kept"))
     assert [setting and setting.value for setting in said] == [autocast, kept]
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "logit_bytes"),
+    [
+        ("Megatron-LM", 2023, 10.0),
+        ("Megatron-LM (Megatron-Core 0.6.0)", 2024, 10.0),
+        ("Megatron-LM (Megatron-Core 0.9.0)", 2024, None),
+        ("Megatron-DeepSpeed", 2024, 10.0),
+        ("NeMo 25.04", 2025, None),
+    ],
+)
+def test_the_cross_entropy_of_megatron_subtracted_into_a_new_tensor(
+    framework: str, year: int, logit_bytes: float | None
+) -> None:
+    said = setting_of(Run(RunConfig(gpu="h100", framework=framework, year=year)), "logit_bytes")
+    assert (said and said.value) == logit_bytes
