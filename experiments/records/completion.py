@@ -29,22 +29,10 @@ def completed(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     fewest GPUs that hold a replica; a batch of the size that the notes give a rank, else one micro-batch on each; full
     recomputation where the run would not fit without; no chunks of layers where assumed ones would not fit; the fewest
     servers that hold a set of shards where it says only that groups of GPUs share them; of the framework's policies of
-    selective recomputation the one that keeps most and fits; of the sets of modules that its recipes of mixtures repeat
-    the first that fits.
+    selective recomputation the one that keeps most and fits.
     """
     said: list[str] = []
-    for fill in (
-        _shape,
-        _sizes,
-        _heads,
-        _degrees,
-        _replica,
-        _batch,
-        _recompute,
-        _chunks,
-        _shards_and_policy,
-        _modules,
-    ):
+    for fill in (_shape, _sizes, _heads, _degrees, _replica, _batch, _recompute, _chunks, _shards_and_policy):
         more, words = fill(config)
         if more:
             config = replace(config, **more)
@@ -224,19 +212,3 @@ def _policies(config: RunConfig) -> tuple[RematPolicy | None, ...]:
     """Names of the framework's policies from what keeps most; None alone where nothing is to be chosen."""
     usual = setting_of(Run(config), "usual_policies")
     return usual.value if usual is not None and isinstance(usual.value, tuple) else (None,)
-
-
-def _modules(config: RunConfig) -> Filled:
-    """Which modules of a layer selective recomputation repeats, as notes would say it, where attention is too little.
-
-    Of the sets that the framework's recipes have the one that repeats least and fits. Where none fits nothing is said:
-    the prediction of memory is then no judge.
-    """
-    usual = setting_of(Run(config), "usual_modules")
-    if usual is None or not isinstance(usual.value, list | tuple) or fits(config) is not False:
-        return NOTHING
-    for modules in usual.value:
-        notes = "; ".join((*filter(None, [config.notes]), f"recompute_modules {modules}"))
-        if fits(replace(config, notes=notes)):
-            return {"notes": notes}, f"recompute_modules {modules}: with attention alone it would not fit"
-    return NOTHING

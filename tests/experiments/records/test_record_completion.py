@@ -124,43 +124,6 @@ def test_a_policy_that_is_stated_or_belongs_to_another_stack_is_not_chosen() -> 
     assert predict(stated).step_s != predict(JAX).step_s
 
 
-MIXTURE = replace(
-    RUN, framework="Megatron-Core", year=2025, model_name="qwen3-235b-a22b", **NO_SHAPE, n_experts=None, topk=None,
-    seq_len=4096, n_gpus=256, tp=2, pp=8, vpp=4, ep=32, dp=16, micro_batch=1, global_batch_seqs=256,
-    zero_stage="zero1", recompute="selective",
-)  # fmt: skip
-
-
-def modules(config: RunConfig) -> list[str]:
-    """What was assumed of the modules that recomputation repeats."""
-    return [words for words in predict(config).assumptions if words.startswith("recompute_modules")]
-
-
-def test_the_modules_that_repeat_least_and_fit_are_repeated() -> None:
-    """The step takes what it takes with the same modules in the notes."""
-    would_not_fit = ": with attention alone it would not fit"
-    assert modules(MIXTURE) == [f"recompute_modules layernorm, moe_act{would_not_fit}"]
-    long = replace(MIXTURE, seq_len=16384, tp=4, ep=8, dp=8)
-    assert modules(long) == [f"recompute_modules layernorm, moe, mla_up_proj{would_not_fit}"]
-    stated = replace(long, notes="recompute_modules layernorm, moe")
-    assert not modules(stated)
-    assert predict(long).step_s == predict(stated).step_s
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(MIXTURE, gpu="b200-180gb"),  # fits with attention repeated
-        replace(MIXTURE, seq_len=1 << 20),  # fits with no set of them
-        replace(MIXTURE, recompute="full"),
-        replace(MIXTURE, framework="torchtitan"),
-        replace(MIXTURE, year=2024),
-    ],
-)
-def test_modules_are_chosen_only_where_they_decide_what_fits(config: RunConfig) -> None:
-    assert not modules(config)
-
-
 def test_parameters_that_a_server_cannot_hold_are_shared_by_more() -> None:
     # 70e9 parameters x 16 bytes / 8 GPUs = 138 GB; / 16 = 69 GB and activations; / 32 = 35 GB.
     many = predict(replace(JAX, zero_stage="hsdp"))

@@ -55,7 +55,6 @@ READINGS = {
     "board_w",
     "stays_gathered",
     "tensor_boost",
-    "usual_modules",
     "usual_policies",
 }
 """What other code asks the rules for by name, beside fields of dataclasses."""
@@ -217,6 +216,7 @@ def test_mixtures_of_many_experts_are_laid_out_as_the_guide_of_their_year_advise
     assert of()["expert_dispatch"] == "fused"
     assert "expert_dispatch" not in of(ep=8)  # within a server
     assert "expert_dispatch" not in of(topk=2)
+    assert "expert_dispatch" not in of(framework="Megatron-Core 0.11")  # before DeepEP
     assert "expert_dispatch" not in of(notes="alltoall dispatcher")
     assert "cuda_graphs" not in of()
     racks = of(gpu="gb200")
