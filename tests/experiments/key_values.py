@@ -167,7 +167,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "campaign.diagnosis": ("300s", "0s"),
     "campaign.diagnosis_tests": ("all-reduce", "loopback"),
     "campaign.diagnosis_misses": ("0", "0.9"),
-    "campaign.diagnosis_false_positives": ("0", "0.001"),
+    "campaign.diagnosis_false_positives": ("0", "0.05"),
     "campaign.diagnosis_rounds": ("3", "1"),
     "campaign.fault_recurrence": ("1800s", "600s"),
     "campaign.link_flaps_per_day": ("0", "2"),
