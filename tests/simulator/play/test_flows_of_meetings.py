@@ -193,8 +193,8 @@ def test_a_short_micro_batch_has_the_time_of_the_long_one_to_send_and_then_holds
     gigabytes_per_s: float, late_ms: float
 ) -> None:
     # Rank 0 has 2,048 tokens: 3.287 ms forward + 5.366 ms backward = 8.653 ms. Rank 1 has 512: 6.226 ms, in 3.278 ms
-    # of which it sends 12.86 + 38.58 = 51.45 MB. It waits for rank 0 layer by layer, 2.427 ms in all, so it has 5.705 ms
-    # for them: 9.017 GB/s are enough. At 4.85 GB/s they take 10.607 ms, and rank 0 waits.
+    # of which it sends 12.86 + 38.58 = 51.45 MB. It waits for rank 0 layer by layer, 2.427 ms in all, so it has
+    # 5.705 ms for them: 9.017 GB/s are enough. At 4.85 GB/s they take 10.607 ms, and rank 0 waits.
     flows = flows_of(TWO_NODES, [2048, 512])
     assert flows.alone.operation_s == pytest.approx([8.65332e-3], rel=1e-5)
     assert flows.sending_s == pytest.approx([5.61961e-3, 5.70523e-3], rel=1e-5)
