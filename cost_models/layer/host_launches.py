@@ -42,6 +42,7 @@ EXPERT_MODULES = ("modules", "indexed")  # an expert is a module of its own
 # Of the hooks around a matrix, which take module_hook_s forward: gathers for the backward, gradients into buckets,
 # reductions. Measured with module_hook_s, beside what the operations themselves take: 1.0 where all gradients share a
 # bucket, 1.3 where two matrices do (Hugging Face's automatic size for an expert), 1.5 to 2.3 where each has its own.
+# Which of these a run has is rarely known, so it is the geometric mean of the least and the most.
 HOOKS_BACKWARD = 1.5
 ADAPTER_LAUNCHES = 4.0  # two products, the scale, the sum
 # Copies of what an adapter reads and puts out, of its two factors.

@@ -127,7 +127,7 @@ def capacity_lines(variants: Sequence[Variant]) -> tuple[str, ...]:
             stated.setdefault(planner, set()).add(outcome.setup.layout.context.rank_capacity_tokens)
     return tuple(
         f"{planner} keeps to the layout.rank_capacity that is stated: a larger one means fewer, longer micro-batches "
-        "and may be slower. With auto it takes the fastest of those that memory allows."
+        "and may be slower. With auto it takes the fastest of several that memory allows."
         for planner, capacities in stated.items()
         if planner in ("hdp-naive", "hdp-balance") and len(capacities - {None}) > 1
     )

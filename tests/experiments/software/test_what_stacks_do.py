@@ -341,3 +341,17 @@ def test_the_cross_entropy_of_megatron_subtracted_into_a_new_tensor(
 ) -> None:
     said = setting_of(Run(RunConfig(gpu="h100", framework=framework, year=year)), "logit_bytes")
     assert (said and said.value) == logit_bytes
+
+
+@pytest.mark.parametrize(
+    ("year", "second", "copies"), [(2021, None, 6.0), (2023, 2.0, None), (2024, None, 6.0)]
+)
+def test_gradients_of_bf16_under_zero1_are_those_of_its_own_optimizer_or_of_zero(
+    year: int, second: float | None, copies: float | None
+) -> None:
+    config = RunConfig(
+        gpu="a100", framework="DeepSpeed", year=year, zero_stage="zero1", dp=8, precision="bf16"
+    )
+    for switch, value in (("second_gradient_bytes", second), ("update_copy_bytes", copies)):
+        found = setting_of(Run(config), switch)
+        assert (found and found.value) == value
